@@ -1,7 +1,7 @@
-//! Following a mesh in a file.
+//! Watches a file that contains a mesh.
 //!
-//! The file is read again and again and its text compared: that works over renames, links that are swapped and network
-//! mounts alike, where notifications of the system each have gaps. A bad edit is told of and changes nothing.
+//! The file is read at an interval, and its text compared. That works over renames, swapped links and network mounts
+//! alike, where notifications of the operating system have gaps. An invalid edit is reported and changes nothing.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,27 +11,29 @@ use tokio::task::JoinHandle;
 use crate::mesh::read_text;
 use crate::{Mesh, MeshErrors, SnapshotCache};
 
-/// How often a file is looked at, unless one says otherwise.
+/// Default interval at which a watched file is read.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A file that a plane follows, until this is dropped.
+/// Guard of a watched file. Dropping it stops the watch; the last valid mesh stays in the cache.
 #[derive(Debug)]
 pub struct MeshWatchGuard {
     task: JoinHandle<()>,
 }
 
 impl SnapshotCache {
-    /// Serves the mesh in a file, and from then on what becomes of it. `on_change` hears of every change: of the mesh that is
-    /// served from then on, or of what is wrong with an edit, while the mesh before it is served on.
+    /// Serves the mesh in a file, and each later version of it.
     ///
-    /// Fails, and serves nothing new, if the file is wrong to begin with.
+    /// `on_change` gets every change: the mesh that is served from then on, or the errors of an invalid edit. After an
+    /// invalid edit the cache serves the last valid mesh.
+    ///
+    /// Returns an error, and leaves the cache unchanged, if the file is invalid to begin with.
     pub async fn watch_file(
         &self,
         path: &Path,
         interval: Duration,
         on_change: impl FnMut(Result<&Mesh, &MeshErrors>) + Send + 'static,
     ) -> Result<MeshWatchGuard, MeshErrors> {
-        // Nothing is known yet, so there is something new to see.
+        // Without a known text, the file counts as changed.
         let read = read_if_changed(path.to_owned(), None).await;
         let (text, mesh) = read.ok_or_else(|| MeshErrors::of_file("cannot be read").in_file(path))?;
         self.set_mesh(&mesh?);
@@ -46,13 +48,13 @@ impl Drop for MeshWatchGuard {
     }
 }
 
-/// What a file has in it, or why it cannot be read.
+/// Text of a file, or the reason why it cannot be read.
 type FileText = Result<String, MeshErrors>;
 
 struct MeshFileWatcher<F> {
     cache: SnapshotCache,
     path: PathBuf,
-    /// What was there when it was last looked at.
+    /// Result of the last read.
     text: FileText,
     on_change: F,
 }
@@ -76,7 +78,9 @@ impl<F: FnMut(Result<&Mesh, &MeshErrors>)> MeshFileWatcher<F> {
     }
 }
 
-/// Reads a file, and the mesh in it if the text is not the known one. Reading may block, so it has a thread.
+/// Reads a file. Returns `None` if its text equals `known`, otherwise the text and the mesh in it.
+///
+/// Reading may block, so it runs on a blocking thread.
 async fn read_if_changed(
     path: PathBuf,
     known: Option<FileText>,

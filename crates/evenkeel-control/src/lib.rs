@@ -1,11 +1,13 @@
 //! An xDS control plane to embed: a mesh in YAML or code, served to any xDS client.
 //!
-//! A [`Mesh`] says what a person means, [`ResourceSet`] are what clients are sent, a [`SnapshotCache`] holds them and knows who has
-//! accepted what, and a [`ControlPlane`] is a plane on a port. Clients may be gRPC of any language, or Envoy for clusters
-//! and endpoints. This crate knows nothing of evenkeel's own client.
+//! A [`Mesh`] describes services and clusters; [`ResourceSet`] holds the xDS resources made of it. A [`SnapshotCache`]
+//! serves them and records each client's ACKs and NACKs. A [`ControlPlane`] is a cache with a server on a port. Clients
+//! may be gRPC of any language, or Envoy for clusters and endpoints. This crate does not depend on evenkeel's own
+//! client.
 //!
-//! For tests of clients: change something, then wait for what they make of it ([`SnapshotCache::wait_acked`], [`SnapshotCache::wait_nacked`],
-//! [`SnapshotCache::wait_until`]), or take on the ways of difficult control planes ([`FaultModes`]).
+//! For tests of clients: change a resource, then wait for the reaction ([`SnapshotCache::wait_acked`],
+//! [`SnapshotCache::wait_nacked`], [`SnapshotCache::wait_until`]). [`FaultModes`] imitate control planes that are
+//! difficult for clients.
 
 #![forbid(unsafe_code)]
 

@@ -52,15 +52,16 @@ pub(crate) const MAX_TYPE_URL_BYTES: usize = 256;
 /// Maximum length of a node id, and of a user agent with its version, in bytes.
 pub(crate) const MAX_NODE_TEXT_BYTES: usize = 1 << 10;
 
-/// Maximum length of a rejection's text in bytes. Longer ones are cut: a client that lists many problems is honest.
+/// Maximum length of a NACK's error message in bytes. Longer ones are cut, not rejected: a client that lists many
+/// problems is not an attacker.
 pub(crate) const MAX_NACK_BYTES: usize = 4 << 10;
 
-/// A limit that a request exceeds; its text becomes the status message of the stream.
+/// A request exceeded a limit. The text becomes the status message of the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct LimitExceeded(pub(crate) String);
 
 impl LimitExceeded {
-    /// `subject` has at most `maximum` `unit`.
+    /// Creates the message "`subject` has at most `maximum` `unit`".
     pub(crate) fn new(subject: &str, maximum: usize, unit: &str) -> LimitExceeded {
         LimitExceeded(format!("{subject} has at most {maximum} {unit}"))
     }
@@ -71,11 +72,12 @@ pub(crate) fn check_length(subject: &str, length: usize, maximum: usize) -> Resu
     if length > maximum { Err(LimitExceeded::new(subject, maximum, "bytes")) } else { Ok(()) }
 }
 
-/// The longest start of a text that has at most `maximum` bytes, with an ellipsis if something was cut.
+/// Returns the longest prefix of a text with at most `maximum` bytes, and an ellipsis if the text was cut.
 pub(crate) fn truncate(text: &str, maximum: usize) -> String {
     if text.len() <= maximum {
         return text.to_owned();
     }
+    // A cut inside a character would panic in `split_at`.
     let mut end = maximum;
     while !text.is_char_boundary(end) {
         end -= 1;

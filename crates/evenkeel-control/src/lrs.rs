@@ -1,4 +1,7 @@
-//! The sink of load reports (LRS): what clients say they sent where, the latest and the sum.
+//! Store of load reports (LRS): the latest counts of each client and locality, and their sums.
+//!
+//! Rows and the length of their names are bounded. The store neither reads a clock nor sends requests: `service` runs
+//! the streams.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -8,60 +11,61 @@ use evenkeel_proto::envoy::config::endpoint::v3::ClusterStats;
 use crate::Locality;
 use crate::limits::{LimitExceeded, check_length};
 
-/// How many rows are kept. When there are more, the ones that were silent longest go.
+/// Maximum number of rows. Beyond it, the rows without a report for the longest time are evicted.
 const MAX_ROWS: usize = 20_000;
 
-/// Maximum length of the names in all rows in bytes. When they are longer, the rows that were silent longest go.
+/// Maximum length of the names in all rows, in bytes. Beyond it, the rows without a report for the longest time are
+/// evicted.
 const MAX_ROW_BYTES: usize = 16 << 20;
 
-/// The load of one locality of a cluster, as one client reports it.
+/// Load of one locality of a cluster, as one client reports it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LocalityLoadReport {
-    /// The id of the client's node.
+    /// Id of the client's node.
     pub node_id: String,
-    /// The cluster.
+    /// Name of the cluster.
     pub cluster: String,
-    /// The locality, and its priority.
+    /// Locality of the endpoints.
     pub locality: Locality,
-    /// 0 is the highest.
+    /// Priority of the locality; 0 is the highest.
     pub priority: u32,
-    /// What the last report said.
+    /// Counts of the latest report.
     pub latest: LoadCounts,
-    /// All reports together; in progress is the latest.
+    /// Sum of all reports; `in_progress` is that of the latest.
     pub total: LoadCounts,
-    /// When the last report came.
+    /// Time of the latest report.
     pub at: SystemTime,
 }
 
-/// Calls that a client dropped on purpose.
+/// Calls that a client dropped, by a drop policy or circuit breaking.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DropReport {
-    /// The id of the client's node.
+    /// Id of the client's node.
     pub node_id: String,
-    /// The cluster.
+    /// Name of the cluster.
     pub cluster: String,
-    /// Why; none is circuit breaking.
+    /// Drop category; `None` for circuit breaking.
     pub category: Option<String>,
-    /// How many in the last report.
+    /// Number of drops in the latest report.
     pub latest: u64,
-    /// How many in all.
+    /// Number of drops in all reports.
     pub total: u64,
-    /// When the last report came.
+    /// Time of the latest report.
     pub at: SystemTime,
 }
 
-/// Numbers of calls.
+/// Numbers of calls, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadCounts {
-    /// Begun.
+    /// Number of calls that were started.
     pub issued: u64,
-    /// Ended well.
+    /// Number of calls that succeeded.
     pub succeeded: u64,
-    /// Failed.
+    /// Number of calls that failed.
     pub failed: u64,
-    /// Not ended.
+    /// Number of calls that have not ended.
     pub in_progress: u64,
 }
 
@@ -125,6 +129,7 @@ impl LoadReportStore {
         }
         let dropped = stats.dropped_requests.iter().map(|drops| drops.dropped_count);
         let by_category = dropped.fold(0, u64::saturating_add);
+        // Drops without a category are part of the total only.
         let others = stats.total_dropped_requests.saturating_sub(by_category);
         let named =
             stats.dropped_requests.into_iter().map(|drops| (Some(drops.category), drops.dropped_count));
@@ -145,12 +150,12 @@ impl LoadReportStore {
     }
 }
 
-/// A row of a table of load.
+/// Row of a [`LoadTable`], with the values that eviction needs.
 trait LoadRow {
-    /// Time of the last report.
+    /// Returns the time of the latest report.
     fn at(&self) -> SystemTime;
 
-    /// Length of the names in bytes.
+    /// Returns the length of all names in bytes.
     fn name_bytes(&self) -> usize;
 }
 
@@ -190,7 +195,7 @@ impl<K, R> Default for LoadTable<K, R> {
 }
 
 impl<K: Clone + Ord, R: LoadRow> LoadTable<K, R> {
-    /// The row of a key. Others make room for a new one.
+    /// Returns the row of a key, and inserts it if it is missing. Older rows are evicted to make room.
     fn row(&mut self, key: K, new: impl FnOnce() -> R) -> &mut R {
         if !self.rows.contains_key(&key) {
             self.evict();
@@ -202,7 +207,7 @@ impl<K: Clone + Ord, R: LoadRow> LoadTable<K, R> {
         })
     }
 
-    /// Makes room, a tenth at a time: a flood of names costs no search per row.
+    /// Evicts the oldest tenth once a limit is reached. So a flood of names costs no search per row.
     fn evict(&mut self) {
         if self.rows.len() < MAX_ROWS && self.name_bytes < MAX_ROW_BYTES {
             return;
@@ -284,7 +289,7 @@ mod tests {
         }
         let held: usize = loads.reports().iter().map(LoadRow::name_bytes).sum();
         assert_eq!(held, loads.localities.name_bytes);
-        // The latest are kept.
+        // The latest rows are kept.
         let latest = format!("{:04096}", 9_999);
         assert!(loads.reports().iter().any(|report| report.locality.zone == latest));
     }

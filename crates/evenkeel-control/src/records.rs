@@ -1,4 +1,6 @@
-//! What is known about clients, for those who look.
+//! Records of connected clients: subscriptions, versions, ACKs and NACKs.
+//!
+//! They are copies for logs, tests and tools; changing one has no effect.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,66 +11,66 @@ use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
 
 use crate::snapshot::ProtocolVariant;
 
-/// A client with an open stream.
+/// State of a client with an open discovery stream.
 ///
 /// Texts are as the client sent them, with control characters: escape them before a log or a terminal shows them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ClientRecord {
-    /// Counts the streams that were opened, so it is in their order.
+    /// Number of the stream, counted from 1 in the order of opening.
     pub stream: u64,
-    /// The id of its node; empty until it said so.
+    /// Id of the client's node; empty until its first request.
     pub node_id: String,
-    /// Its user agent with version, such as `evenkeel 0.1.0`.
+    /// User agent with version, such as `evenkeel 0.1.0`.
     pub user_agent: String,
-    /// Where it is, unless the server does not know.
+    /// Address of the client, if the server knows it.
     pub peer: Option<SocketAddr>,
-    /// What it speaks.
+    /// Protocol variant of the stream.
     pub variant: ProtocolVariant,
-    /// Since when.
+    /// Time at which the stream was opened.
     pub connected_at: SystemTime,
-    /// What it asked for and answered, by type URL.
+    /// Subscriptions and ACK state, by type URL.
     pub types: BTreeMap<String, TypeRecord>,
 }
 
-/// What a client asked for and answered, of one type.
+/// Subscription and ACK state of a client for one resource type.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TypeRecord {
-    /// What it wants.
+    /// Names that the client subscribes to.
     pub subscribed: SubscribedNames,
-    /// The version of the type in the last response.
+    /// Version of the type in the last response; `None` before the first.
     pub sent: Option<u64>,
-    /// The version that it last accepted.
+    /// Version of the type that the client last ACKed.
     pub acked: Option<u64>,
-    /// What it last rejected; it may have accepted others since.
+    /// Last NACK. The client may have ACKed other versions since.
     pub nack: Option<Nack>,
-    /// Whether its last answer was a rejection.
+    /// True while the client's last response to this type is a NACK.
     pub is_rejecting: bool,
 }
 
-/// What a client wants of one type.
+/// Names of one type that a client subscribes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribedNames {
-    /// All there is.
+    /// True if the client subscribes to all resources of the type.
     pub wildcard: bool,
-    /// These in any case, in alphabetical order.
+    /// Names that are subscribed explicitly, in alphabetical order.
     pub names: Vec<String>,
 }
 
-/// A rejection.
+/// Rejection of a response by a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Nack {
-    /// The version of the type that was rejected.
+    /// Version of the type that was rejected.
     pub version: u64,
-    /// What the client said.
+    /// Error message of the client.
     pub error: String,
-    /// When.
+    /// Time at which the NACK was received.
     pub at: SystemTime,
 }
 
-/// The user agent of a node with its version.
+/// Returns the user agent of a node with its version.
 pub(crate) fn user_agent(node: &Node) -> String {
     match &node.user_agent_version_type {
         Some(UserAgentVersionType::UserAgentVersion(version)) => {
@@ -78,47 +80,47 @@ pub(crate) fn user_agent(node: &Node) -> String {
     }
 }
 
-/// Something that happened, for logs.
+/// Event of a client's stream, for logs.
 ///
 /// Texts are as the client sent them, with control characters: escape them before a log or a terminal shows them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ClientEvent {
-    /// The number of the stream.
+    /// Number of the client's stream.
     pub stream: u64,
-    /// The id of the client's node.
+    /// Id of the client's node.
     pub node_id: String,
-    /// What it did.
+    /// Kind of the event.
     pub kind: ClientEventKind,
 }
 
-/// What a client did.
+/// Kind of a [`ClientEvent`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ClientEventKind {
-    /// It opened a stream and said who it is.
+    /// The client opened a stream and sent its node.
     Connected {
-        /// Its user agent with version.
+        /// User agent with version.
         user_agent: String,
-        /// Where it is.
+        /// Address of the client, if the server knows it.
         peer: Option<SocketAddr>,
-        /// What it speaks.
+        /// Protocol variant of the stream.
         variant: ProtocolVariant,
     },
-    /// It accepted a version of a type.
+    /// The client ACKed a version of a type.
     Acked {
-        /// The type.
+        /// Type URL of the resources.
         type_url: String,
-        /// The version.
+        /// Version that was ACKed.
         version: u64,
     },
-    /// It rejected a version of a type.
+    /// The client NACKed a version of a type.
     Nacked {
-        /// The type.
+        /// Type URL of the resources.
         type_url: String,
-        /// What it said.
+        /// Version and error of the rejection.
         nack: Nack,
     },
-    /// Its stream ended.
+    /// The stream of the client ended.
     Disconnected,
 }

@@ -1,4 +1,7 @@
-//! A plane on a port of its own.
+//! gRPC server of a control plane on a port of its own.
+//!
+//! It owns the sockets: connection limit, keepalive and the deadline of the HTTP/2 preface. Resources and streams
+//! belong to the [`SnapshotCache`].
 
 use std::future::Future;
 use std::io;
@@ -21,22 +24,22 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 use crate::ClientLimits;
 use crate::snapshot_cache::{FaultModes, SnapshotCache};
 
-/// A client that is gone without a word is noticed after one interval and one timeout.
+/// Interval and timeout of HTTP/2 keepalive. A connection without a live peer is closed after both.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
 
-/// Maximum time from the start of a connection to the end of the HTTP/2 preface. Keepalive begins after it, so without this a
-/// connection that sends nothing would be held for ever.
+/// Maximum time from the start of a connection to the end of the HTTP/2 preface. Keepalive begins after the preface.
+/// Without this timeout, a connection that sends nothing would be held for ever.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Length of the HTTP/2 preface (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
 
-/// How long to wait after a failure to accept, such as too many open files.
+/// Pause after a failure to accept, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A control plane that serves, until it is dropped: then it closes its port and all connections.
+/// Control plane that serves until it is dropped. Then it closes its port and all connections.
 ///
-/// It is a [`SnapshotCache`], and has all its methods.
+/// It dereferences to a [`SnapshotCache`] and has all its methods.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -54,53 +57,53 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct ControlPlane {
     cache: SnapshotCache,
     address: SocketAddr,
-    /// Dropped with this, which is what connections wait for.
+    /// Dropped with the control plane. All connections wait for that.
     _alive: watch::Sender<()>,
 }
 
-/// How a control plane is to serve.
+/// Configuration of a [`ControlPlane`] before it serves.
 pub struct ControlPlaneBuilder {
     address: SocketAddr,
     cache: SnapshotCache,
 }
 
 impl ControlPlaneBuilder {
-    /// Where to listen; any free port of 127.0.0.1 unless set.
+    /// Sets the address to listen on; any free port of 127.0.0.1 unless set.
     #[must_use]
     pub fn listen(mut self, address: SocketAddr) -> ControlPlaneBuilder {
         self.address = address;
         self
     }
 
-    /// How often clients are to report load; 10 s unless set.
+    /// Sets the interval at which clients report load; 10 s unless set.
     #[must_use]
     pub fn lrs_interval(self, interval: Duration) -> ControlPlaneBuilder {
         self.cache.set_lrs_interval(interval);
         self
     }
 
-    /// Ways that clients must cope with.
+    /// Sets the fault modes, for tests of clients.
     #[must_use]
     pub fn fault_modes(self, fault_modes: FaultModes) -> ControlPlaneBuilder {
         self.cache.set_fault_modes(fault_modes);
         self
     }
 
-    /// Limits on clients. Those of the plane unless set.
+    /// Sets the limits on clients. Unless set, the limits of the cache apply.
     #[must_use]
     pub fn client_limits(self, limits: ClientLimits) -> ControlPlaneBuilder {
         self.cache.set_client_limits(limits);
         self
     }
 
-    /// What to serve; a plane that holds nothing unless set. It outlives the server.
+    /// Sets the cache to serve; an empty one unless set. The cache outlives the server.
     #[must_use]
     pub fn cache(mut self, cache: SnapshotCache) -> ControlPlaneBuilder {
         self.cache = cache;
         self
     }
 
-    /// Serves from here on, on the runtime that this is called on.
+    /// Binds the address and serves on the current tokio runtime. Returns an error if the address cannot be bound.
     pub async fn serve(self) -> io::Result<ControlPlane> {
         let listener = TcpListener::bind(self.address).await?;
         let address = listener.local_addr()?;
@@ -124,7 +127,7 @@ impl ControlPlaneBuilder {
 }
 
 impl ControlPlane {
-    /// How a control plane is to serve.
+    /// Returns a builder with the defaults: a free loopback port and an empty cache.
     pub fn builder() -> ControlPlaneBuilder {
         ControlPlaneBuilder {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
@@ -132,18 +135,19 @@ impl ControlPlane {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address that the control plane listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it serves, to keep when this is dropped.
+    /// Returns the cache. A clone of it outlives the control plane.
     pub fn cache(&self) -> &SnapshotCache {
         &self.cache
     }
 
-    /// A bootstrap for clients of this control plane, as `GRPC_XDS_BOOTSTRAP_CONFIG` has it. One that listens on all
-    /// addresses is named by that of the loopback.
+    /// Returns a bootstrap for clients of this control plane, in the format of `GRPC_XDS_BOOTSTRAP_CONFIG`.
+    ///
+    /// If the control plane listens on all addresses, the bootstrap contains the loopback address.
     pub fn bootstrap(&self, node_id: &str) -> String {
         let mut address = self.address;
         if address.ip().is_unspecified() {
@@ -158,7 +162,7 @@ impl ControlPlane {
                 "channel_creds": [{ "type": "insecure" }],
                 "server_features": ["xds_v3"],
             }],
-            // grpc-js takes no node without a locality.
+            // grpc-js rejects a node without a locality.
             "node": { "id": node_id, "locality": {} },
         });
         format!("{bootstrap:#}")
@@ -173,7 +177,7 @@ impl Deref for ControlPlane {
     }
 }
 
-/// Accepts until the control plane is dropped. A failure to accept is the failure of one client.
+/// Accepts connections until the control plane is dropped. A failed accept affects one client only.
 async fn accept(
     listener: TcpListener,
     maximum: usize,
@@ -193,7 +197,7 @@ async fn accept(
                     tracing::warn!(maximum, "connection limit reached, connection closed");
                     continue;
                 };
-                // Only delays are at stake.
+                // A failure only costs latency.
                 let _ = stream.set_nodelay(true);
                 let mut shutdown = shutdown.clone();
                 let ended = Box::pin(async move {
@@ -213,11 +217,11 @@ async fn accept(
     }
 }
 
-/// A connection that ends with the control plane, whatever its client does.
+/// Connection that closes with the control plane, whatever its client does.
 struct ControlPlaneSocket {
     stream: TcpStream,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// Deadline of the HTTP/2 preface, and the number of its bytes that have not come. `None` once it came.
+    /// Deadline of the HTTP/2 preface, and the number of its bytes that are missing. `None` once it is complete.
     preface: Option<(Pin<Box<Sleep>>, usize)>,
     _slot: OwnedSemaphorePermit,
 }
@@ -237,7 +241,7 @@ impl AsyncRead for ControlPlaneSocket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.ended.as_mut().poll(cx).is_ready() {
-            // Polled once more it would panic.
+            // A completed future must not be polled again.
             self.ended = Box::pin(std::future::ready(()));
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }

@@ -1,8 +1,9 @@
-//! The gRPC services over HTTP: which call is which, and the tasks that run streams.
+//! gRPC services over HTTP: dispatch of methods, and the tasks that run streams.
 //!
-//! Responses are bodies of shared bytes: a client that reads slowly holds references, not copies, and delays no other client.
-//! Of each type it is owed one response at most. Responses are made when the transport has taken the ones before, so that a
-//! client that answers without reading cannot fill a queue. Changes in the meantime are sent once, in their latest form.
+//! Response bodies are shared bytes: a client that reads slowly holds references, not copies, and delays no other
+//! client. Of each type, at most one response is pending. A response is made when the transport has taken the previous
+//! ones, so a client that ACKs without reading cannot fill a queue. Changes in the meantime are sent once, in their
+//! latest form.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -35,15 +36,15 @@ use crate::snapshot::ProtocolVariant;
 use crate::snapshot_cache::{ClientStream, SnapshotCache, StreamSlot};
 use crate::stream::WatchRequest;
 
-/// The services of a [`SnapshotCache`], for a tonic server. Calls of others are UNIMPLEMENTED.
+/// gRPC services of a [`SnapshotCache`], for a tonic server. Other methods return UNIMPLEMENTED.
 #[derive(Clone)]
 pub struct DiscoveryService {
     cache: SnapshotCache,
 }
 
-/// What a call is for.
+/// Method of a call.
 enum ServiceMethod {
-    /// Discovery, of one type unless requests say which.
+    /// Discovery: of the given type, or ADS, where each request has its type.
     Discovery(ProtocolVariant, Option<String>),
     LoadReports,
 }
@@ -153,7 +154,7 @@ impl Service<http::Request<Body>> for DiscoveryService {
 }
 
 impl NamedService for DiscoveryService {
-    /// The one that counts. It answers the others too, where the server asks it.
+    /// Name under which a tonic router registers the service. The service also handles the other services' methods.
     const NAME: &'static str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
 }
 
@@ -162,10 +163,10 @@ fn requests<M: Message + Default + 'static>(request: http::Request<Body>, max_by
     Streaming::new_request(decoder, request.into_body(), None, Some(max_bytes))
 }
 
-/// The status of a stream whose requests cannot be read any more.
+/// Returns the status of a stream after a request could not be read.
 fn request_error(status: Status, cache: &SnapshotCache) -> Status {
     if status.code() == Code::OutOfRange {
-        // The decoder's only use of this code is a request beyond its limit.
+        // The decoder uses this code only for a request beyond its limit.
         let LimitExceeded(text) =
             LimitExceeded::new("a request", cache.client_limits().request_bytes, "bytes");
         return Status::resource_exhausted(text);
@@ -173,7 +174,7 @@ fn request_error(status: Status, cache: &SnapshotCache) -> Status {
     status
 }
 
-/// Runs a stream of discovery until the client or the plane ends it.
+/// Runs a discovery stream until the client or the control plane ends it.
 async fn discovery<M: Into<WatchRequest>>(
     cache: SnapshotCache,
     client_stream: ClientStream,
@@ -213,7 +214,7 @@ async fn discovery<M: Into<WatchRequest>>(
     }
 }
 
-/// Asks for reports on all clusters, again when the interval is another, and takes them in.
+/// Runs a load reporting stream: requests reports on all clusters, again when the interval changes, and stores them.
 async fn load_reports(
     cache: SnapshotCache,
     mut requests: Streaming<LoadStatsRequest>,
@@ -266,9 +267,9 @@ fn frame(message: &impl Message) -> Bytes {
 /// Responses, each in the pieces of its gRPC frame.
 type ResponseBatch = Vec<Vec<Bytes>>;
 
-/// What a stream has yet to send.
+/// Sending end of a stream's response body.
 struct ResponseSender {
-    /// Holds one batch, while the transport works on the one before.
+    /// Capacity for one batch, while the transport sends the previous one.
     batches: Sender<ResponseBatch>,
     status: Arc<OnceLock<Status>>,
 }
@@ -281,7 +282,7 @@ impl ResponseSender {
 
     /// Waits until the transport has taken a batch.
     async fn wait_for_capacity(&self) {
-        // A reader that is gone is noticed elsewhere.
+        // A dropped body is detected by `closed`.
         let _ = self.batches.reserve().await;
     }
 
@@ -289,16 +290,17 @@ impl ResponseSender {
         self.batches.closed().await;
     }
 
-    /// Sends a batch, unless it is empty. There must be room.
+    /// Sends a batch, unless it is empty. The caller has checked the capacity.
     fn send(&self, batch: ResponseBatch) {
         if !batch.is_empty() {
-            // A reader that is gone is noticed elsewhere.
+            // A dropped body is detected by `closed`.
             let _ = self.batches.try_send(batch);
         }
     }
 
-    /// Ends the stream, once the client has read what was sent before. Returns at once: a client that does not read holds
-    /// nothing but its batches.
+    /// Ends the stream with a status, once the client has read all batches.
+    ///
+    /// Returns at once: a client that does not read retains only its batches.
     fn finish(&self, status: Status) {
         let _ = self.status.set(status);
     }
@@ -317,10 +319,10 @@ fn responses(slot: StreamSlot) -> (ResponseSender, DiscoveryResponseBody) {
     (ResponseSender { batches, status }, body)
 }
 
-/// The body of a stream's response.
+/// Response body of a stream: batches, then the status as trailers.
 struct DiscoveryResponseBody {
     batches: Receiver<ResponseBatch>,
-    /// The status to end with; OK if there is none when the batches end.
+    /// Final status; OK if it is unset when the batches end.
     status: Arc<OnceLock<Status>>,
     pieces: VecDeque<Bytes>,
     ended: bool,

@@ -1,8 +1,8 @@
-//! What is served at one moment, encoded once for everybody.
+//! Immutable snapshot of all served resources, encoded once for all clients.
 //!
-//! A world is replaced, never changed; streams compare the one that they told of with the one that is. A resource is
-//! kept as the bytes of its field in a response, which are the same in both variants of the protocol: fields of a
-//! message may come in any order, so what differs between clients (the nonce) stands in a few bytes before them.
+//! A snapshot is replaced, never changed; streams compare the one that they last sent with the current one. A resource
+//! is kept as the bytes of its field in a response. These bytes are the same in both protocol variants. Protobuf fields
+//! may come in any order, so the bytes that differ between clients (the nonce) precede them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,43 +13,45 @@ use evenkeel_proto::prost_types::Any;
 
 use crate::ResourceSet;
 
-/// Everything that is served, by type URL. Types that were never set have no kind.
+/// All served resources, by type URL. A type that was never set has no entry.
 #[derive(Debug, Default)]
 pub(crate) struct ResourceSnapshot {
     pub(crate) types: BTreeMap<String, Arc<TypeResources>>,
-    /// Stands for the kinds that are not there.
+    /// Returned for types without an entry.
     pub(crate) empty: Arc<TypeResources>,
 }
 
-/// The resources of one type.
+/// Resources of one type.
 #[derive(Debug, Default)]
 pub(crate) struct TypeResources {
-    /// How often it changed.
+    /// Version of the type: the number of changes.
     pub(crate) version: u64,
     pub(crate) items: BTreeMap<String, Arc<EncodedResource>>,
+    /// Concatenations of resources that were sent, for reuse.
     joined: Mutex<Vec<JoinedResources>>,
 }
 
-/// A resource as it is sent.
+/// Resource in its wire format.
 #[derive(Debug, PartialEq)]
 pub(crate) struct EncodedResource {
     pub(crate) name: String,
-    /// Follows from the bytes, so that it is the same after a restart.
+    /// Hash of the bytes, so that it is the same after a restart.
     pub(crate) version: u64,
-    /// The `Any` as field 2: of a response in the state of the world, of a `Resource` in delta.
+    /// The `Any` as field 2: of a `DiscoveryResponse` in state of the world, of a `Resource` in delta.
     any: Bytes,
 }
 
-/// Which variant of the protocol a stream speaks.
+/// Protocol variant of an xDS stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolVariant {
-    /// Responses hold all there is to know of a type, or of a resource.
+    /// State of the world: responses contain all subscribed listeners or clusters, or complete resources of other
+    /// types.
     StateOfTheWorld,
-    /// Responses hold what changed, and name what is gone.
+    /// Delta (incremental): responses contain changed resources and the names of removed ones.
     Delta,
 }
 
-/// Many resources in one piece.
+/// Bytes of several resources, concatenated for one response.
 #[derive(Debug)]
 struct JoinedResources {
     variant: ProtocolVariant,
@@ -62,10 +64,11 @@ impl ResourceSnapshot {
         self.types.get(type_url).unwrap_or(&self.empty)
     }
 
-    /// The world with these resources. What did not change is shared with this one, and keeps its version.
+    /// Returns the snapshot of these resources. Unchanged resources and types are shared with this one and keep their
+    /// versions.
     pub(crate) fn with_resources(&self, resources: &ResourceSet) -> ResourceSnapshot {
         let mut types = BTreeMap::<String, BTreeMap<String, Arc<EncodedResource>>>::new();
-        // A type that is gone stays, empty: clients have to be told.
+        // A type without resources stays as an empty entry: clients must be notified of the removal.
         for type_url in self.types.keys() {
             types.entry(type_url.clone()).or_default();
         }
@@ -100,15 +103,15 @@ impl ResourceSnapshot {
 }
 
 impl TypeResources {
-    /// Resources as the bytes of their fields, shared with all who are sent the same.
+    /// Returns the bytes of these resources' fields, shared with all clients that get the same ones.
     pub(crate) fn chunks(
         &self,
         variant: ProtocolVariant,
         resources: Vec<Arc<EncodedResource>>,
     ) -> Vec<Bytes> {
-        /// Fewer go as they are: they need no copy at all.
+        /// Maximum number of resources that are sent separately, without any copy.
         const MAX_SEPARATE: usize = 4;
-        /// How many different answers are kept. Clients mostly ask for the same.
+        /// Maximum number of concatenations kept. Clients mostly subscribe to the same names.
         const MAX_JOINED: usize = 4;
         if resources.len() <= MAX_SEPARATE {
             return resources.iter().flat_map(|items| items.chunks(variant)).collect();
@@ -166,12 +169,12 @@ impl EncodedResource {
     }
 }
 
-/// The version of a resource as clients see it.
+/// Returns the version of a resource as clients see it.
 pub(crate) fn version_text(version: u64) -> String {
     format!("{version:016x}")
 }
 
-/// An `Any` as field 2, up to where its value begins.
+/// Returns an `Any` as field 2, up to the beginning of its value.
 fn any_prefix(any: &Any) -> BytesMut {
     let mut inner = BytesMut::new();
     if !any.type_url.is_empty() {
@@ -188,7 +191,7 @@ fn any_prefix(any: &Any) -> BytesMut {
     head
 }
 
-/// FNV-1a, which will be the same in every build.
+/// FNV-1a: its result must not change between builds, because clients keep versions over a restart.
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,4 +1,7 @@
-//! What is served, who is served, and how it stands: the control plane without its sockets.
+//! Control plane without sockets: the current snapshot, the connected clients and their load reports.
+//!
+//! Changes to the resources are atomic, and every stream sees the latest snapshot. `service` runs the streams, and
+//! [`ControlPlane`](crate::ControlPlane) adds a server.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,13 +23,13 @@ use crate::stream::{AckKind, StreamState, WatchRequest};
 use crate::text::escaped;
 use crate::{Mesh, NamedResource, ResourceSet};
 
-/// How many events a reader may lie behind.
+/// Maximum number of events that a reader may be behind.
 const EVENT_CAPACITY: usize = 1024;
 
-/// What a control plane holds and knows. Clones are the same plane.
+/// Resources of a control plane and the state of its clients. Clones share both.
 ///
-/// [`ControlPlane`](crate::ControlPlane) serves one on a port of its own; [`SnapshotCache::service`] can be served by any tonic
-/// server. Changes are told to all clients at once, and to each as fast as it can take them.
+/// [`ControlPlane`](crate::ControlPlane) serves one on a port of its own; [`SnapshotCache::service`] can be served by
+/// any tonic server. A change is sent to all clients at once; a slow client delays no other.
 #[derive(Clone)]
 pub struct SnapshotCache {
     shared: Arc<CacheInner>,
@@ -36,33 +39,35 @@ struct CacheInner {
     resources: Mutex<ResourceSet>,
     state: watch::Sender<ServingState>,
     clients: Mutex<BTreeMap<u64, Arc<Mutex<ConnectedClient>>>>,
+    /// Number of discovery streams ever opened, rejected ones included.
     opened: AtomicU64,
-    /// Number of open streams, of discovery and of load reports.
+    /// Number of open streams, for discovery and for load reports.
     open_streams: Arc<AtomicUsize>,
     loads: Mutex<LoadReportStore>,
+    /// Number of changes of any kind, for [`SnapshotCache::changes`].
     changes: watch::Sender<u64>,
     events: broadcast::Sender<ClientEvent>,
 }
 
-/// What streams follow.
+/// Snapshot and settings that all streams watch.
 #[derive(Clone)]
 pub(crate) struct ServingState {
     pub(crate) snapshot: Arc<ResourceSnapshot>,
     pub(crate) fault_modes: FaultModes,
-    /// Streams up to this number are to end.
+    /// Streams up to this number must end.
     pub(crate) closed_up_to: u64,
     pub(crate) lrs_interval: Duration,
     pub(crate) limits: ClientLimits,
 }
 
-/// Ways of control planes that clients must cope with, for tests of clients.
+/// Misbehaviour of control planes that clients must tolerate, for tests of clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultModes {
-    /// Reads and answers nothing. What was held back is sent when it ends.
+    /// Reads requests and sends no responses. The responses are sent once this is reset.
     pub silent: bool,
-    /// Refuses streams of discovery while one is open, as Istio's agent does.
+    /// Rejects a discovery stream while another is open, as Istio's agent does.
     pub one_stream: bool,
-    /// Answers load reporting streams with UNIMPLEMENTED.
+    /// Rejects load reporting streams with UNIMPLEMENTED.
     pub refuse_lrs: bool,
 }
 
@@ -76,7 +81,7 @@ struct ConnectedClient {
 }
 
 impl SnapshotCache {
-    /// A plane that holds nothing.
+    /// Creates a cache without resources.
     pub fn new() -> SnapshotCache {
         let state = ServingState {
             snapshot: Arc::default(),
@@ -99,49 +104,49 @@ impl SnapshotCache {
         }
     }
 
-    /// The gRPC services of this plane: discovery, aggregated and by type, and load reporting.
+    /// Returns the gRPC services of this cache: ADS, discovery by type, and load reporting.
     pub fn service(&self) -> DiscoveryService {
         DiscoveryService::new(self.clone())
     }
 
-    /// Serves a mesh and nothing else.
+    /// Replaces all resources by those of a mesh.
     pub fn set_mesh(&self, mesh: &Mesh) {
         self.set(mesh.resources());
     }
 
-    /// Serves these resources and no others.
+    /// Replaces all resources by these. Resources with the same bytes keep their versions.
     pub fn set(&self, resources: ResourceSet) {
         self.update(|held| *held = resources);
     }
 
-    /// Changes what is served, as one change: each type that is touched gets one version. A resource whose bytes did not
-    /// change keeps its version and is not sent again.
+    /// Changes the resources atomically: each changed type gets one new version. A resource with the same bytes keeps
+    /// its version and is not sent again.
     pub fn update(&self, change: impl FnOnce(&mut ResourceSet)) {
         let mut resources = lock(&self.shared.resources);
         change(&mut resources);
-        // Under the lock, so that worlds follow each other in the order of the changes.
+        // Under the lock, so that snapshots are published in the order of the changes.
         let snapshot = Arc::new(self.state().snapshot.with_resources(&resources));
         self.shared.state.send_modify(|state| state.snapshot = snapshot);
         drop(resources);
         self.notify_changed();
     }
 
-    /// What is served.
+    /// Returns a copy of the served resources.
     pub fn resources(&self) -> ResourceSet {
         lock(&self.shared.resources).clone()
     }
 
-    /// The version of a type: how often it changed.
+    /// Returns the version of a type: the number of its changes.
     pub fn version<M: NamedResource>(&self) -> u64 {
         self.state().snapshot.type_resources(&M::type_url()).version
     }
 
-    /// How often clients are to report load; 10 s unless set.
+    /// Sets the interval at which clients report load; 10 s unless set.
     pub fn set_lrs_interval(&self, interval: Duration) {
         self.shared.state.send_modify(|state| state.lrs_interval = interval);
     }
 
-    /// Sets the limits on clients. Streams that are open keep what they hold; the limits apply to their next requests.
+    /// Sets the limits on clients. Open streams keep their subscriptions; the limits apply to their next requests.
     pub fn set_client_limits(&self, limits: ClientLimits) {
         self.shared.state.send_modify(|state| state.limits = limits);
     }
@@ -151,18 +156,18 @@ impl SnapshotCache {
         self.shared.state.borrow().limits
     }
 
-    /// Takes on quirks, and drops those that it had.
+    /// Replaces the fault modes.
     pub fn set_fault_modes(&self, fault_modes: FaultModes) {
         self.shared.state.send_modify(|state| state.fault_modes = fault_modes);
     }
 
-    /// Ends all open streams of discovery with OK. Clients may open others.
+    /// Ends all open discovery streams with OK. Clients may open others.
     pub fn close_streams(&self) {
         let opened = self.shared.opened.load(Ordering::SeqCst);
         self.shared.state.send_modify(|state| state.closed_up_to = opened);
     }
 
-    /// The clients with an open stream of discovery, oldest first.
+    /// Returns the clients with an open discovery stream, oldest first.
     pub fn clients(&self) -> Vec<ClientRecord> {
         let clients = lock(&self.shared.clients).clone();
         let record = |(stream, client): (u64, Arc<Mutex<ConnectedClient>>)| {
@@ -180,34 +185,35 @@ impl SnapshotCache {
         clients.into_iter().map(record).collect()
     }
 
-    /// How many streams of discovery were opened.
+    /// Returns the number of discovery streams opened so far.
     pub fn streams(&self) -> u64 {
         self.shared.opened.load(Ordering::SeqCst)
     }
 
-    /// What clients reported, by client, cluster, priority and locality.
+    /// Returns the reported load, by client, cluster, priority and locality.
     pub fn load_reports(&self) -> Vec<LocalityLoadReport> {
         lock(&self.shared.loads).reports()
     }
 
-    /// What clients reported as dropped, by client, cluster and category.
+    /// Returns the reported drops, by client, cluster and category.
     pub fn drop_reports(&self) -> Vec<DropReport> {
         lock(&self.shared.loads).drops()
     }
 
-    /// A number that changes whenever anything here does: what is served, who is connected, what was answered or
-    /// reported.
+    /// Returns a receiver of a number that increases with every change: resources, clients, ACKs, NACKs and load
+    /// reports.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
 
-    /// What clients do from here on, for logs. A reader that lies far behind misses some.
+    /// Subscribes to the events of clients from this call on. A reader that is far behind misses some.
     pub fn events(&self) -> broadcast::Receiver<ClientEvent> {
         self.shared.events.subscribe()
     }
 
-    /// Waits until every client that subscribes to this type was told of all that it wants and has accepted it. There
-    /// must be one: while there is none, this waits for it.
+    /// Waits until every client that subscribes to this type has been sent the current resources and has ACKed them.
+    ///
+    /// At least one client must subscribe: until then this waits.
     pub async fn wait_acked<M: NamedResource>(&self) {
         let type_url = M::type_url();
         self.wait_until(|cache| {
@@ -222,7 +228,7 @@ impl SnapshotCache {
         .await;
     }
 
-    /// Waits until a client has rejected what is served of this type, and says what.
+    /// Waits until a client has NACKed the current resources of this type, and returns the NACK.
     pub async fn wait_nacked<M: NamedResource>(&self) -> Nack {
         let type_url = M::type_url();
         let find = || {
@@ -236,12 +242,12 @@ impl SnapshotCache {
             if let Some(nack) = find() {
                 return nack;
             }
-            // The sender is in `self`.
+            // The sender is in `self`, so this cannot fail.
             let _ = changes.changed().await;
         }
     }
 
-    /// Waits until something is so. It is asked again whenever anything here changes.
+    /// Waits until `condition` returns true. It is evaluated again after every change of this cache.
     pub async fn wait_until(&self, mut condition: impl FnMut(&SnapshotCache) -> bool) {
         let mut changes = self.changes();
         loop {
@@ -261,7 +267,7 @@ impl SnapshotCache {
         self.shared.state.borrow().clone()
     }
 
-    /// Takes in a load report. Returns an error, and takes in nothing, if a name in it is too long.
+    /// Adds a load report. Returns an error, and adds nothing, if a name in it is too long.
     pub(crate) fn report_load(&self, node_id: &str, stats: Vec<ClusterStats>) -> Result<(), LimitExceeded> {
         let maximum = self.client_limits().name_bytes;
         stats.iter().try_for_each(|stats| lrs::check(stats, maximum))?;
@@ -275,7 +281,7 @@ impl SnapshotCache {
         Ok(())
     }
 
-    /// Counts a stream as open until the slot is dropped. Returns `None` if there are as many as the limit allows.
+    /// Counts a stream as open until the slot is dropped. Returns `None` if the maximum number is reached.
     pub(crate) fn open_slot(&self) -> Option<StreamSlot> {
         let maximum = self.client_limits().streams;
         let open = &self.shared.open_streams;
@@ -285,7 +291,7 @@ impl SnapshotCache {
         opened.ok().map(|_| StreamSlot { open: Arc::clone(open) })
     }
 
-    /// Opens a stream of discovery, unless there may be only one.
+    /// Registers a discovery stream. Returns `None` if [`FaultModes::one_stream`] rejects it.
     pub(crate) fn open(&self, variant: ProtocolVariant, peer: Option<SocketAddr>) -> Option<ClientStream> {
         let mut clients = lock(&self.shared.clients);
         let number = self.shared.opened.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
@@ -317,7 +323,7 @@ impl Default for SnapshotCache {
     }
 }
 
-/// An open stream, counted until this is dropped.
+/// Slot of an open stream, counted until this is dropped.
 pub(crate) struct StreamSlot {
     open: Arc<AtomicUsize>,
 }
@@ -328,7 +334,7 @@ impl Drop for StreamSlot {
     }
 }
 
-/// A client while its stream is open.
+/// Registration of a client, removed when its stream ends.
 pub(crate) struct ClientStream {
     cache: SnapshotCache,
     pub(crate) number: u64,
@@ -389,7 +395,7 @@ impl ClientStream {
     }
 
     fn publish_event(&self, client: &ConnectedClient, kind: ClientEventKind) {
-        // No readers is no error.
+        // Sending fails only if there are no readers, which is allowed.
         let _ = self.cache.shared.events.send(ClientEvent {
             stream: self.number,
             node_id: client.node_id.clone(),
@@ -406,7 +412,8 @@ impl Drop for ClientStream {
     }
 }
 
-/// A panic in a closure of the user's is reported by itself; what it left is consistent.
+/// Locks a mutex. Poisoning is ignored: the panic of a caller's closure is reported elsewhere, and leaves consistent
+/// data.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

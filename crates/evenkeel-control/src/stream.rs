@@ -1,12 +1,12 @@
-//! One stream of discovery, as the protocol has it: what the client asked for, what it was told, what it answered.
+//! Protocol state of one discovery stream: subscriptions, sent versions, ACKs and NACKs.
 //!
-//! It waits for nothing and sends nothing: requests come in by [`StreamState::handle`], and [`StreamState::responses`] compares what
-//! is with what was told. Of each type one response is under way at a time; what changes meanwhile is told, in its
-//! latest form, once that is answered. A rejected resource is not sent again until it changes.
+//! It performs no I/O. Requests come in by [`StreamState::handle`]. [`StreamState::responses`] compares the current
+//! snapshot with the one that was last sent. Of each type one response is pending at a time. Changes in the meantime
+//! are sent in their latest form after its ACK or NACK. A rejected resource is not sent again until it changes.
 //!
 //! ```text
-//!            responses: news                 handle: ACK or NACK of the latest nonce
-//!  in step ------------------> unanswered ------------------------------------------> in step
+//!           responses: changes             handle: ACK or NACK of the latest nonce
+//!  in sync ---------------------> pending ------------------------------------------> in sync
 //! ```
 
 use std::collections::btree_map::Entry;
@@ -27,10 +27,10 @@ use crate::limits::{LimitExceeded, MAX_NACK_BYTES, MAX_TYPE_URL_BYTES, MAX_TYPES
 use crate::records::{Nack, SubscribedNames, TypeRecord};
 use crate::snapshot::{EncodedResource, ProtocolVariant, ResourceSnapshot, TypeResources};
 
-/// Stands for all resources of a type.
+/// Wildcard name: subscribes to all resources of a type.
 const ALL: &str = "*";
 
-/// A request of either variant.
+/// Discovery request of either protocol variant.
 #[derive(Debug)]
 pub(crate) struct WatchRequest {
     pub(crate) node: Option<Node>,
@@ -42,7 +42,7 @@ pub(crate) struct WatchRequest {
 
 #[derive(Debug)]
 enum RequestedNames {
-    /// All that are wanted.
+    /// Complete list of subscribed names (state of the world).
     All(Vec<String>),
     Change {
         subscribe: Vec<String>,
@@ -92,7 +92,7 @@ impl From<DeltaDiscoveryRequest> for WatchRequest {
     }
 }
 
-/// Whether a request answered the latest response, and how.
+/// Meaning of a request for the latest response: ACK, NACK or neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AckKind {
     None,
@@ -111,7 +111,7 @@ impl StreamState {
         StreamState { variant, subscriptions: BTreeMap::new(), nonces: 0 }
     }
 
-    /// Takes in a request. After an error the stream is to end.
+    /// Applies a request. After an error the stream must end.
     pub(crate) fn handle(
         &mut self,
         request: WatchRequest,
@@ -129,7 +129,7 @@ impl StreamState {
             .entry(request.type_url.clone())
             .or_insert_with(|| TypeSubscription::new(Arc::clone(&snapshot.empty)));
         let is_latest = request.nonce == subscription.nonce || subscription.nonce.is_empty();
-        // An answer to an older response is outdated; the answer to the latest is under way. In delta it may
+        // A request with an older nonce is outdated: the one with the latest nonce is still to come. In delta it may
         // change the subscription all the same.
         if !is_latest && !request.nonce.is_empty() && self.variant == ProtocolVariant::StateOfTheWorld {
             return Ok(AckKind::None);
@@ -149,7 +149,7 @@ impl StreamState {
         Ok(ack)
     }
 
-    /// Returns an error if the names of all subscriptions together are beyond a limit.
+    /// Returns an error if the names of all subscriptions together exceed a limit.
     fn check_totals(&self, limits: &ClientLimits) -> Result<(), LimitExceeded> {
         let mut subscribed = NameCounts::default();
         let mut known = NameCounts::default();
@@ -172,9 +172,10 @@ impl StreamState {
         Ok(())
     }
 
-    /// What there is to send, each response in the pieces of its gRPC frame. It counts as sent.
+    /// Returns the pending responses, each in the pieces of its gRPC frame, and records them as sent.
     ///
-    /// By type URL is clusters, endpoints, listeners, routes: nothing leads to what was not sent.
+    /// The order of type URLs is clusters, endpoints, listeners, routes. So no resource refers to one that was not
+    /// sent.
     pub(crate) fn responses(&mut self, snapshot: &ResourceSnapshot) -> Vec<Vec<Bytes>> {
         let mut responses = Vec::new();
         for (type_url, subscription) in &mut self.subscriptions {
@@ -197,7 +198,8 @@ impl StreamState {
         responses
     }
 
-    /// Whether all of a type was told and accepted. None if nothing of the type was asked for.
+    /// Returns true if the client has ACKed the current resources of a type. `None` if it does not subscribe to the
+    /// type.
     pub(crate) fn is_in_sync(&self, type_url: &str, snapshot: &ResourceSnapshot) -> Option<bool> {
         let subscription =
             self.subscriptions.get(type_url).filter(|subscription| subscription.is_active())?;
@@ -205,7 +207,7 @@ impl StreamState {
         Some(subscription.is_up_to_date(kind) && subscription.ack_state == AckState::Acked)
     }
 
-    /// What was rejected of what there is, if that is how it stands.
+    /// Returns the NACK of the current resources of a type, if the client rejected them.
     pub(crate) fn rejection(&self, type_url: &str, snapshot: &ResourceSnapshot) -> Option<&Nack> {
         let subscription = self.subscriptions.get(type_url)?;
         let is_latest = subscription.is_up_to_date(snapshot.type_resources(type_url))
@@ -213,12 +215,12 @@ impl StreamState {
         subscription.nack.as_ref().filter(|_| is_latest)
     }
 
-    /// The version of a type that was last accepted.
+    /// Returns the version of a type that was last ACKed.
     pub(crate) fn acked_version(&self, type_url: &str) -> Option<u64> {
         self.subscriptions.get(type_url)?.acked
     }
 
-    /// What was last rejected of a type.
+    /// Returns the last NACK of a type.
     pub(crate) fn last_nack(&self, type_url: &str) -> Option<&Nack> {
         self.subscriptions.get(type_url)?.nack.as_ref()
     }
@@ -241,7 +243,7 @@ impl StreamState {
     }
 }
 
-/// What the client says to the latest response. It has nothing against none.
+/// State of the latest response. Before the first response it is `Acked`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AckState {
     Acked,
@@ -249,7 +251,7 @@ enum AckState {
     Pending,
 }
 
-/// Number and total length of the names that a client made a stream hold.
+/// Number and total length of the names that a client makes a stream hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct NameCounts {
     count: usize,
@@ -272,24 +274,24 @@ impl NameCounts {
     }
 }
 
-/// What a stream wants of one type, and what it knows.
+/// Subscription of a stream to one type, and the client's knowledge of its resources.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the client")]
 struct TypeSubscription {
     wildcard: bool,
     names: BTreeSet<String>,
-    /// Number and bytes of the names in `names`.
+    /// Number and length of the names in `names`.
     name_counts: NameCounts,
-    /// Whether it ever named something: from then on no names are none, not all.
+    /// True once the client has named a resource. From then on an empty list means none, not all.
     has_named: bool,
-    /// What it was last told of.
+    /// Resources that the last response was made from.
     last_sent: Arc<TypeResources>,
-    /// Where it knows something else than that: another version, or nothing yet.
+    /// Versions that the client has where they differ from `last_sent`. `None` means that it has no version.
     known_versions: BTreeMap<String, Option<u64>>,
-    /// Number and bytes of the names in `known_versions`.
+    /// Number and length of the names in `known_versions`.
     known_version_counts: NameCounts,
-    /// All resources in `last_sent` are to be sent again.
+    /// True if all resources in `last_sent` must be sent again.
     resend_all: bool,
-    /// It wants to hear something, be it that there is nothing.
+    /// True if the client expects a response, even an empty one.
     response_due: bool,
     nonce: String,
     ack_state: AckState,
@@ -345,7 +347,7 @@ impl TypeSubscription {
         }
     }
 
-    /// The state of the world: these names and no others.
+    /// Applies a state-of-the-world request: these names and no others.
     fn set_names(&mut self, names: Vec<String>, type_url: &str) {
         let wildcard = if names.is_empty() {
             !self.has_named && all_resources_required_in_sotw(type_url)
@@ -390,7 +392,7 @@ impl TypeSubscription {
             } else if self.names.remove(&name) {
                 self.name_counts.remove(&name);
                 if self.wildcard {
-                    // It is one of all again, and the client has to hear which.
+                    // The wildcard still covers the resource, so the client must get its current state.
                     self.set_known_version(name, None);
                 } else {
                     self.remove_known_version(&name);
@@ -403,7 +405,7 @@ impl TypeSubscription {
                 self.wildcard = true;
                 self.resend_wildcard();
             } else {
-                // Who subscribes again is told again.
+                // A repeated subscription requires a repeated response.
                 self.set_known_version(name.clone(), None);
                 let length = name.len();
                 if self.names.insert(name) {
@@ -420,7 +422,7 @@ impl TypeSubscription {
         }
     }
 
-    /// Records what the client knows of a resource, other than what it was told.
+    /// Records the version that the client has of a resource, where it differs from `last_sent`.
     fn set_known_version(&mut self, name: String, version: Option<u64>) {
         match self.known_versions.entry(name) {
             Entry::Occupied(mut known) => *known.get_mut() = version,
@@ -431,15 +433,16 @@ impl TypeSubscription {
         }
     }
 
-    /// Drops what was recorded of a resource that the client no longer names. Otherwise a client that subscribes and
-    /// unsubscribes in turn would make this grow without end.
+    /// Forgets the recorded version of a resource that is no longer named.
+    ///
+    /// Otherwise a client that subscribes and unsubscribes in turn would make the map grow without limit.
     fn remove_known_version(&mut self, name: &str) {
         if self.known_versions.remove(name).is_some() {
             self.known_version_counts.remove(name);
         }
     }
 
-    /// From nothing: what was told before may have been forgotten.
+    /// Requires all resources to be sent again: the client may have dropped those that it had.
     fn resend_wildcard(&mut self) {
         for (name, known) in &mut self.known_versions {
             if self.last_sent.items.contains_key(name) {
@@ -450,7 +453,7 @@ impl TypeSubscription {
         self.response_due = true;
     }
 
-    /// What to send, if anything. It counts as told.
+    /// Returns the resources to send, if any, and records them as sent.
     fn pending(
         &mut self,
         variant: ProtocolVariant,
@@ -492,7 +495,7 @@ impl TypeSubscription {
                 let removed = removed.map(|name| (*name).to_owned()).collect();
                 Some(PendingResources { resources: pending.into_iter().filter_map(held).collect(), removed })
             }
-            // What is missing in a whole does not exist.
+            // The client takes a resource that is missing from a complete response as deleted.
             ProtocolVariant::StateOfTheWorld if all_resources_required_in_sotw(type_url) => {
                 if pending.is_empty() && !response_due {
                     return None;
@@ -512,12 +515,13 @@ impl TypeSubscription {
     }
 }
 
-/// Listeners and clusters come all at once in the state of the world, and can be asked for without names.
+/// Returns true for listeners and clusters: state-of-the-world responses contain all of them, and requests need no
+/// names.
 fn all_resources_required_in_sotw(type_url: &str) -> bool {
     type_url == Listener::type_url() || type_url == Cluster::type_url()
 }
 
-/// A response as a gRPC frame: a few bytes of its own, then what is shared.
+/// Returns a response as a gRPC frame: a few bytes of its own, then the shared pieces.
 fn frame(
     variant: ProtocolVariant,
     type_url: &str,
@@ -526,7 +530,7 @@ fn frame(
     removed: &[String],
     pieces: Vec<Bytes>,
 ) -> Vec<Bytes> {
-    // `version_info` and `system_version_info`, `type_url` and `nonce` have the same numbers in both.
+    // `version_info` and `system_version_info`, `type_url` and `nonce` have the same field numbers in both variants.
     let mut own = BytesMut::new();
     encoding::string::encode(1, &version.to_string(), &mut own);
     encoding::string::encode(4, &type_url.to_owned(), &mut own);
@@ -537,7 +541,7 @@ fn frame(
     let length = own.len() + pieces.iter().map(Bytes::len).sum::<usize>();
     let mut head = BytesMut::with_capacity(own.len() + 5);
     head.put_u8(0);
-    // Protobuf itself ends at 2 GiB.
+    // Protobuf limits a message to 2 GiB.
     head.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     head.put(own);
     std::iter::once(head.freeze()).chain(pieces).collect()

@@ -1,10 +1,11 @@
-//! Text from clients and files as log lines and errors show it.
+//! Escapes text from clients and files for log lines and errors.
 
-/// Maximum number of characters of a text that are shown.
+/// Maximum number of characters that are shown of a text.
 const MAX_CHARS: usize = 1024;
 
-/// Escapes control characters, line separators and direction marks, and cuts long text. Without this a client could forge
-/// lines of a log or send commands to a terminal.
+/// Escapes control characters, line separators and direction marks, and cuts long text.
+///
+/// Without this, a client could forge log lines or send commands to a terminal.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len().min(MAX_CHARS));
     for (i, c) in text.chars().enumerate() {
