@@ -1,4 +1,6 @@
-//! What the values of a mesh mean together: names that lead somewhere, weights that add up, addresses that stand once.
+//! Checks of a whole mesh: references exist, weights are within their limits, addresses are unique.
+//!
+//! It collects all errors instead of stopping at the first. The form of single values is checked in `read`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,10 +12,10 @@ use super::service::{HeaderCondition, PathMatch, Route, RouteHashSource, RouteRe
 use super::yaml::YamlNode;
 use super::{Mesh, Service};
 
-/// As gRPC's own limit of nested clusters (A37).
+/// Maximum depth of nested clusters, as in gRPC (A37).
 const MAX_DEPTH: usize = 16;
 
-/// Checks a mesh; places come from the YAML if there is one.
+/// Checks a mesh. If its YAML is given, errors contain positions.
 pub(super) fn mesh(mesh: &Mesh, yaml: Option<&YamlNode>) -> Result<(), MeshErrors> {
     let mut check = MeshChecker { mesh, yaml, errors: Vec::new() };
     let root = MeshPath::Root;
@@ -128,7 +130,7 @@ impl MeshChecker<'_> {
                 format!("expected the name of a header in lower case, found {}", quoted(name)),
             );
         } else if name.ends_with("-bin") {
-            // A28: binary headers are not looked at.
+            // gRPC does not match binary headers (A28).
             self.push_error(
                 at,
                 format!("expected a header of text, found {}, which is binary", quoted(name)),
@@ -238,9 +240,9 @@ impl MeshChecker<'_> {
         }
     }
 
-    /// Whether a cluster contains another, or nests so deep that clients give up on it.
+    /// Returns true if a cluster contains another, or nests deeper than clients accept.
     fn reaches(&self, from: &str, to: &str, depth: usize) -> bool {
-        // Breadth first over names that were not seen: a mesh of many aggregates takes no more than its size.
+        // Breadth first, each name once: the cost is bounded by the size of the mesh.
         let (mut seen, mut level) = (BTreeSet::new(), vec![from]);
         for _ in 0..depth {
             if level.contains(&to) {
@@ -295,7 +297,8 @@ impl MeshChecker<'_> {
         self.check_weight_sums(cluster, &groups, &endpoints_at);
     }
 
-    /// A27: weights add up to at most 32 bits, in a locality and over those of a priority; priorities have no gap.
+    /// Checks the sums of weights in each locality and each priority, which must fit into 32 bits, and that priorities
+    /// have no gap (A27).
     fn check_weight_sums(
         &mut self,
         cluster: &Cluster,

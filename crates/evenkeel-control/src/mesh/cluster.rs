@@ -1,4 +1,6 @@
-//! Clusters and their endpoints.
+//! Clusters and their endpoints, as builders.
+//!
+//! They store values without checking them; [`Mesh::check`](crate::Mesh::check) does.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -6,7 +8,7 @@ use std::time::Duration;
 
 use super::{ClusterPolicy, TrafficFraction};
 
-/// Where calls go: endpoints, a DNS name, or other clusters.
+/// Cluster of a mesh: endpoints, a DNS name, or an aggregate of other clusters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
     pub(super) members: MeshClusterMembers,
@@ -32,17 +34,17 @@ pub(super) struct LocalitySettings {
 }
 
 impl Cluster {
-    /// A cluster whose endpoints are yet to be added.
+    /// Creates a cluster without endpoints.
     pub fn new() -> Cluster {
         Cluster::of(MeshClusterMembers::Endpoints(Vec::new()))
     }
 
-    /// A cluster whose addresses are those of a DNS name.
+    /// Creates a cluster that resolves its addresses by DNS (LOGICAL_DNS).
     pub fn dns(host: &str, port: u16) -> Cluster {
         Cluster::of(MeshClusterMembers::Dns { host: host.to_owned(), port })
     }
 
-    /// A cluster made of others, which are used in this order: the next when all before it have failed.
+    /// Creates an aggregate cluster (A37). The clusters are used in this order: each when all before it have failed.
     pub fn aggregate<'a>(clusters: impl IntoIterator<Item = &'a str>) -> Cluster {
         Cluster::of(MeshClusterMembers::Clusters(clusters.into_iter().map(str::to_owned).collect()))
     }
@@ -59,7 +61,7 @@ impl Cluster {
         }
     }
 
-    /// Adds an endpoint. A DNS name or a list of clusters that was there is forgotten.
+    /// Adds an endpoint. It replaces a DNS name or a list of clusters.
     #[must_use]
     pub fn endpoint(mut self, endpoint: Endpoint) -> Cluster {
         if let MeshClusterMembers::Endpoints(endpoints) = &mut self.members {
@@ -70,62 +72,62 @@ impl Cluster {
         self
     }
 
-    /// Adds endpoints; see [`Cluster::endpoint`].
+    /// Adds several endpoints; see [`Cluster::endpoint`].
     #[must_use]
     pub fn endpoints(self, endpoints: impl IntoIterator<Item = Endpoint>) -> Cluster {
         endpoints.into_iter().fold(self, Cluster::endpoint)
     }
 
-    /// Sets the policy that spreads calls over the endpoints.
+    /// Sets the load balancing policy.
     #[must_use]
     pub fn policy(mut self, policy: impl Into<ClusterPolicy>) -> Cluster {
         self.policy = Some(policy.into());
         self
     }
 
-    /// Sets the weight of a locality among those of its priority.
+    /// Sets the weight of a locality among the localities of its priority.
     #[must_use]
     pub fn locality_weight(mut self, locality: Locality, weight: u32) -> Cluster {
         self.localities.entry(locality).or_default().weight = Some(weight);
         self
     }
 
-    /// Sets the priority of the endpoints of a locality that have none of their own.
+    /// Sets the priority of a locality's endpoints that have no priority of their own.
     #[must_use]
     pub fn locality_priority(mut self, locality: Locality, priority: u32) -> Cluster {
         self.localities.entry(locality).or_default().priority = Some(priority);
         self
     }
 
-    /// Fails a share of the calls, for a reason that statistics name.
+    /// Drops a fraction of the calls. Load reports contain the category.
     #[must_use]
     pub fn drop_calls(mut self, category: &str, share: TrafficFraction) -> Cluster {
         self.drops.push((category.to_owned(), share));
         self
     }
 
-    /// Fails calls beyond so many at a time, per client.
+    /// Sets the maximum number of concurrent requests per client (circuit breaking). Further calls fail.
     #[must_use]
     pub fn max_requests(mut self, max: u32) -> Cluster {
         self.max_requests = Some(max);
         self
     }
 
-    /// Has clients set endpoints aside that do badly.
+    /// Enables outlier detection (A50).
     #[must_use]
     pub fn outlier_detection(mut self, settings: OutlierDetection) -> Cluster {
         self.outlier_detection = Some(settings);
         self
     }
 
-    /// Has clients report their load to this control plane.
+    /// Enables load reports of clients to this control plane.
     #[must_use]
     pub fn lrs(mut self) -> Cluster {
         self.lrs = true;
         self
     }
 
-    /// The priority of an endpoint: its own, else that of its locality, else the highest.
+    /// Returns the priority of an endpoint: its own, else that of its locality, else 0.
     pub(super) fn priority_of(&self, endpoint: &Endpoint) -> u32 {
         let of_locality = || self.localities.get(&endpoint.locality)?.priority;
         endpoint.priority.or_else(of_locality).unwrap_or(0)
@@ -138,7 +140,7 @@ impl Default for Cluster {
     }
 }
 
-/// A server.
+/// Server of a cluster, with one or more addresses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
     pub(super) addresses: Vec<SocketAddr>,
@@ -151,12 +153,12 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// The endpoint at this address.
+    /// Creates an endpoint with this address.
     pub fn at(address: SocketAddr) -> Endpoint {
         Endpoint::at_any([address])
     }
 
-    /// An endpoint with several addresses, best first (A61).
+    /// Creates an endpoint with several addresses, in order of preference (A61).
     pub fn at_any(addresses: impl IntoIterator<Item = SocketAddr>) -> Endpoint {
         Endpoint {
             addresses: addresses.into_iter().collect(),
@@ -169,42 +171,42 @@ impl Endpoint {
         }
     }
 
-    /// Its host name, for those who show it and for host rewriting (A81).
+    /// Sets the host name, for display and for authority rewriting (A81).
     #[must_use]
     pub fn name(mut self, name: &str) -> Endpoint {
         self.name = Some(name.to_owned());
         self
     }
 
-    /// Its weight in its locality; 1 unless set.
+    /// Sets the weight within the locality; 1 unless set.
     #[must_use]
     pub fn weight(mut self, weight: u32) -> Endpoint {
         self.weight = Some(weight);
         self
     }
 
-    /// Where it is.
+    /// Sets the locality; the empty one unless set.
     #[must_use]
     pub fn locality(mut self, locality: Locality) -> Endpoint {
         self.locality = locality;
         self
     }
 
-    /// Its priority; 0 is the highest.
+    /// Sets the priority; 0 is the highest.
     #[must_use]
     pub fn priority(mut self, priority: u32) -> Endpoint {
         self.priority = Some(priority);
         self
     }
 
-    /// Its health.
+    /// Sets the health status; unknown unless set.
     #[must_use]
     pub fn health(mut self, health: EndpointHealth) -> Endpoint {
         self.health = health;
         self
     }
 
-    /// What it is hashed by instead of its address (A76).
+    /// Sets the hash key that replaces the address in ring_hash (A76).
     #[must_use]
     pub fn hash_key(mut self, key: &str) -> Endpoint {
         self.hash_key = Some(key.to_owned());
@@ -212,7 +214,7 @@ impl Endpoint {
     }
 }
 
-/// What the control plane knows of an endpoint's health. Calls go to those of the first two only.
+/// Health status of an endpoint. Clients send calls only to unknown and healthy endpoints (A27).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum EndpointHealth {
@@ -240,19 +242,19 @@ impl EndpointHealth {
     }
 }
 
-/// Where endpoints are. As text it is `zone`, `region/zone` or `region/zone/sub_zone`.
+/// Locality of endpoints. Its text is `zone`, `region/zone` or `region/zone/sub_zone`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Locality {
-    /// Such as `eu-west`.
+    /// Region, such as `eu-west`.
     pub region: String,
-    /// Such as `eu-west-1a`.
+    /// Zone within the region, such as `eu-west-1a`.
     pub zone: String,
-    /// Such as a rack.
+    /// Part of the zone, such as a rack.
     pub sub_zone: String,
 }
 
 impl Locality {
-    /// A zone, without more.
+    /// Creates a locality with a zone only.
     pub fn zone(zone: &str) -> Locality {
         Locality { zone: zone.to_owned(), ..Locality::default() }
     }
@@ -285,46 +287,46 @@ impl std::fmt::Display for Locality {
     }
 }
 
-/// When endpoints are set aside (A50). What is not set is as in Envoy. With neither of the two ejections set, it is
-/// the one by success rate.
+/// Settings of outlier detection (A50). Unset values have Envoy's defaults. If neither kind of ejection is set,
+/// ejection by success rate is enabled.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OutlierDetection {
-    /// How often endpoints are judged; 10 s.
+    /// Interval between evaluations; 10 s unless set.
     pub interval: Option<Duration>,
-    /// How long an endpoint is set aside, times the number of times; 30 s.
+    /// Ejection time of an endpoint, multiplied by the number of its ejections; 30 s unless set.
     pub base_ejection_time: Option<Duration>,
-    /// The longest that an endpoint is set aside; 300 s.
+    /// Maximum ejection time of an endpoint; 300 s unless set.
     pub max_ejection_time: Option<Duration>,
-    /// How many of a hundred endpoints may be set aside; 10.
+    /// Maximum percentage of endpoints that are ejected at a time; 10 unless set.
     pub max_ejection_percent: Option<u32>,
-    /// Those whose success rate is far below that of the others.
+    /// Ejection by success rate.
     pub success_rate: Option<SuccessRate>,
-    /// Those of whose calls too many fail.
+    /// Ejection by failure percentage.
     pub failure_percentage: Option<FailurePercentage>,
 }
 
-/// Sets endpoints aside whose success rate is far below that of the others.
+/// Ejects endpoints with a success rate far below that of the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SuccessRate {
-    /// How far below: standard deviations, in thousandths; 1900.
+    /// Distance below the mean, in thousandths of a standard deviation; 1900 unless set.
     pub stdev_factor: Option<u32>,
-    /// In how many of a hundred cases it is done; 100.
+    /// Probability of an ejection, in percent; 100 unless set.
     pub enforcing_percent: Option<u32>,
-    /// How many endpoints must have had calls enough; 5.
+    /// Minimum number of endpoints with the minimum number of calls; 5 unless set.
     pub minimum_hosts: Option<u32>,
-    /// How many calls are enough; 100.
+    /// Minimum number of calls of an endpoint per interval; 100 unless set.
     pub request_volume: Option<u32>,
 }
 
-/// Sets endpoints aside of whose calls too many fail.
+/// Ejects endpoints with too high a percentage of failed calls.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FailurePercentage {
-    /// How many of a hundred are too many; 85.
+    /// Percentage of failed calls at which an endpoint is ejected; 85 unless set.
     pub threshold_percent: Option<u32>,
-    /// In how many of a hundred cases it is done; 100.
+    /// Probability of an ejection, in percent; 100 unless set.
     pub enforcing_percent: Option<u32>,
-    /// How many endpoints must have had calls enough; 5.
+    /// Minimum number of endpoints with the minimum number of calls; 5 unless set.
     pub minimum_hosts: Option<u32>,
-    /// How many calls are enough; 50.
+    /// Minimum number of calls of an endpoint per interval; 50 unless set.
     pub request_volume: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a mesh, and where.
+//! Errors of a mesh, with their positions in the file and their paths in the mesh.
 
 use std::fmt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::text::escaped;
 
-/// Everything that is wrong with a mesh, in the order of the file. Printed, it is one line per error:
+/// All errors of a mesh, in the order of the file. `Display` prints one line per error:
 ///
 /// ```text
 /// mesh.yaml:12:9: clusters.orders.endpoints[2].weight: expected 1 to 4294967295, found 0
@@ -16,19 +16,19 @@ use crate::text::escaped;
 #[serde(transparent)]
 pub struct MeshErrors(Vec<MeshError>);
 
-/// One thing that is wrong. It is shown as in [`MeshErrors`], without what is not known.
+/// One error of a mesh. `Display` prints it as [`MeshErrors`] does, without the fields that are `None`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct MeshError {
-    /// The file, as it was named to [`Mesh::load`](crate::Mesh::load).
+    /// Path of the file, as given to [`Mesh::load`](crate::Mesh::load).
     pub file: Option<String>,
-    /// The line, from 1.
+    /// Line number, from 1.
     pub line: Option<u64>,
-    /// The column in characters, from 1.
+    /// Column in characters, from 1.
     pub column: Option<u64>,
-    /// The place in the mesh, such as `clusters.orders.policy`; empty for the whole.
+    /// Path in the mesh, such as `clusters.orders.policy`; empty for the whole mesh.
     pub path: String,
-    /// What is wrong: what was expected, and what was found.
+    /// Error message: the expected value and the one that was found.
     pub text: String,
 }
 
@@ -38,7 +38,7 @@ impl MeshErrors {
         MeshErrors(errors)
     }
 
-    /// One error about the whole.
+    /// Creates one error about the whole file.
     pub(crate) fn of_file(text: impl Into<String>) -> MeshErrors {
         MeshErrors(vec![MeshError::new(None, String::new(), text.into())])
     }
@@ -50,7 +50,7 @@ impl MeshErrors {
         self
     }
 
-    /// The errors; there is at least one.
+    /// Iterates over the errors; there is at least one.
     pub fn iter(&self) -> impl Iterator<Item = &MeshError> {
         self.0.iter()
     }
@@ -80,7 +80,7 @@ impl std::error::Error for MeshErrors {}
 impl fmt::Display for MeshError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let position = self.line.zip(self.column);
-        // The parser's own words may quote the file.
+        // Messages of the parser may quote the file, so they are escaped.
         let file = self.file.as_deref().map(escaped);
         match (file, position) {
             (Some(file), Some((line, column))) => write!(f, "{file}:{line}:{column}: ")?,
@@ -95,14 +95,14 @@ impl fmt::Display for MeshError {
     }
 }
 
-/// A place in a file.
+/// Position in a file: line and column, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SourcePosition {
     pub(crate) line: u64,
     pub(crate) column: u64,
 }
 
-/// A place in a mesh, kept on the stack and written out only for an error.
+/// Path in a mesh, kept on the stack and formatted only for an error.
 #[derive(Clone, Copy)]
 pub(crate) enum MeshPath<'a> {
     Root,
@@ -138,7 +138,7 @@ impl fmt::Display for MeshPath<'_> {
     }
 }
 
-/// Text from outside as a message shows it: in quotes, without control characters, cut where it is long.
+/// Quotes text from outside for a message: without control characters, and cut if it is long.
 pub(crate) fn quoted(text: &str) -> String {
     const LONGEST: usize = 80;
     match text.char_indices().nth(LONGEST) {

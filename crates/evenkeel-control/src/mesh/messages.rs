@@ -1,4 +1,6 @@
-//! A mesh as xDS messages. It is taken to be checked: what is wrong here is refused by clients.
+//! Converts a mesh to xDS messages.
+//!
+//! The mesh is expected to be checked: invalid values are converted as they are, and clients reject them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -50,7 +52,7 @@ use super::service::{
 };
 use super::values::duration_message;
 
-/// A listener whose routes have its name.
+/// Returns a listener that refers to a route configuration of the same name.
 pub(super) fn listener(name: &str) -> Listener {
     let rds = hcm::Rds { route_config_name: name.to_owned(), config_source: Some(ads()) };
     let router = hcm::HttpFilter {
@@ -70,7 +72,7 @@ pub(super) fn listener(name: &str) -> Listener {
     }
 }
 
-/// The service's routes, for any authority: the listener has chosen the service.
+/// Returns the routes of a service, for any authority: the listener has already selected the service.
 pub(super) fn route_configuration(name: &str, service: &Service) -> rds::RouteConfiguration {
     let host = rds::VirtualHost {
         name: name.to_owned(),
@@ -130,7 +132,7 @@ fn clusters(route: &Route) -> ClusterSpecifier {
     })
 }
 
-/// In the older fields, which every client reads; only `ignore_case` needs the newer one (A63).
+/// Uses the older fields, which every client reads; only `ignore_case` needs the newer `string_match` (A63).
 fn header_matcher(name: &str, header: &HeaderMatch) -> rds::HeaderMatcher {
     let text = |pattern: MatchPattern, older: HeaderMatchSpecifier| {
         if header.ignore_case {
@@ -194,7 +196,7 @@ fn hash(hash: &RouteHash) -> rds::route_action::HashPolicy {
                 substitution: with.clone(),
             }),
         }),
-        // A42: this key is the channel.
+        // This key stands for the channel (A42).
         RouteHashSource::ChannelId => {
             PolicySpecifier::FilterState(hash_policy::FilterState { key: "io.grpc.channel_id".to_owned() })
         }
@@ -242,7 +244,7 @@ pub(super) fn cluster(name: &str, cluster: &Cluster) -> cds::Cluster {
     }
 }
 
-/// For Envoy, which would speak HTTP/1 to the endpoints; gRPC clients know without.
+/// HTTP/2 for Envoy, which would use HTTP/1 to the endpoints. gRPC clients do not need it.
 fn http2_options() -> (String, Any) {
     let http2 = ProtocolConfig::Http2ProtocolOptions(core::Http2ProtocolOptions {});
     let explicit = ExplicitHttpConfig { protocol_config: Some(http2) };
@@ -252,8 +254,9 @@ fn http2_options() -> (String, Any) {
     (HttpProtocolOptions::full_name(), any(&options))
 }
 
-/// A50. Every value is said, also those that clients know for themselves: C-core and grpc-js have success rate off unless
-/// it is set, and grpc-js ejects nobody if the factor is not.
+/// Converts outlier detection (A50). Every value is set explicitly, because the defaults of clients differ.
+///
+/// C-core and grpc-js disable success rate unless it is set, and grpc-js ejects no endpoint without the factor.
 fn outlier_detection(settings: &OutlierDetection) -> cds::OutlierDetection {
     let by_rate = settings.success_rate.clone().unwrap_or_default();
     let by_failures = settings.failure_percentage.clone().unwrap_or_default();
@@ -296,7 +299,7 @@ fn dns(name: &str, host: &str, port: u16) -> eds::ClusterLoadAssignment {
     }
 }
 
-/// The endpoints of a cluster that has its own, by priority and locality.
+/// Returns the endpoints of a cluster by priority and locality. `None` if the cluster has none of its own.
 pub(super) fn endpoints(name: &str, cluster: &Cluster) -> Option<eds::ClusterLoadAssignment> {
     let MeshClusterMembers::Endpoints(endpoints) = &cluster.members else { return None };
     let mut groups = BTreeMap::<(u32, &Locality), Vec<&Endpoint>>::new();
@@ -339,8 +342,10 @@ fn group(
     }
 }
 
-/// The weight of a locality within a priority. Without one of its own it weighs as much as those of its endpoints that
-/// take calls, so that each endpoint's weight counts in the whole cluster.
+/// Returns the weight of a locality within its priority.
+///
+/// Unless it is set, it is the sum of the weights of its usable endpoints. So each endpoint's weight counts in the
+/// whole cluster.
 pub(super) fn locality_weight<'a>(
     cluster: &Cluster,
     locality: &Locality,
@@ -376,7 +381,7 @@ fn lb_endpoint(endpoint: &Endpoint) -> eds::LbEndpoint {
     }
 }
 
-/// A76.
+/// Returns the metadata that contains the hash key of an endpoint (A76).
 fn hash_key(key: &str) -> core::Metadata {
     let key = Value { kind: Some(Kind::StringValue(key.to_owned())) };
     let fields = Struct { fields: BTreeMap::from([("hash_key".to_owned(), key)]) };
@@ -395,7 +400,7 @@ fn address(host: &str, port: u16) -> core::Address {
     core::Address { address: Some(AddressKind::SocketAddress(socket)) }
 }
 
-/// "From the stream that this came on."
+/// Config source for ADS: the stream that delivered the resource.
 fn ads() -> core::ConfigSource {
     source(ConfigSourceSpecifier::Ads(core::AggregatedConfigSource {}))
 }

@@ -1,8 +1,8 @@
-//! A mesh as a person describes it: services, routes, clusters, endpoints.
+//! Mesh: services, routes, clusters and endpoints in a form for people.
 //!
-//! It is read from YAML ([`Mesh::from_yaml`], the whole form is in `docs/mesh.md`) or built in code, and becomes the
-//! xDS resources that it means ([`Mesh::resources`]). What is read from YAML was checked; what is built in code can be
-//! ([`Mesh::check`]). Nothing here serves anything.
+//! It is parsed from YAML ([`Mesh::from_yaml`]; `docs/mesh.md` describes the format) or built in code.
+//! [`Mesh::resources`] converts it to xDS resources. A mesh from YAML is already checked; one built in code can be
+//! ([`Mesh::check`]). Serving is left to [`SnapshotCache`](crate::SnapshotCache).
 
 mod check;
 mod cluster;
@@ -29,7 +29,7 @@ pub use values::TrafficFraction;
 
 use crate::ResourceSet;
 
-/// Services and the clusters behind them.
+/// Services, and the clusters that their routes lead to.
 ///
 /// ```
 /// use evenkeel_control::{Cluster, Endpoint, Mesh, Service};
@@ -59,53 +59,53 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// A mesh with nothing in it.
+    /// Creates a mesh without services and clusters.
     pub fn new() -> Mesh {
         Mesh::default()
     }
 
-    /// Reads a mesh, or says everything that is wrong with it.
+    /// Parses a mesh from YAML. On failure returns all errors, not only the first.
     pub fn from_yaml(text: &str) -> Result<Mesh, MeshErrors> {
         read::mesh(text)
     }
 
-    /// Reads a mesh from a file. Errors name it.
+    /// Parses a mesh from a file. Errors contain the path of the file.
     pub fn load(path: &Path) -> Result<Mesh, MeshErrors> {
         let text = read_text(path).map_err(|errors| errors.in_file(path))?;
         Mesh::from_yaml(&text).map_err(|errors| errors.in_file(path))
     }
 
-    /// Adds a service, new or in place of the one with its name: clients say `xds:///name`.
+    /// Adds a service, or replaces the one with this name. Clients use the target `xds:///name`.
     #[must_use]
     pub fn service(mut self, name: &str, service: Service) -> Mesh {
         self.services.insert(name.to_owned(), service);
         self
     }
 
-    /// Adds a cluster, new or in place of the one with its name.
+    /// Adds a cluster, or replaces the one with this name.
     #[must_use]
     pub fn cluster(mut self, name: &str, cluster: Cluster) -> Mesh {
         self.clusters.insert(name.to_owned(), cluster);
         self
     }
 
-    /// The names of the services, in alphabetical order.
+    /// Returns the names of the services, in alphabetical order.
     pub fn services(&self) -> impl Iterator<Item = &str> {
         self.services.keys().map(String::as_str)
     }
 
-    /// The names of the clusters, in alphabetical order.
+    /// Returns the names of the clusters, in alphabetical order.
     pub fn clusters(&self) -> impl Iterator<Item = &str> {
         self.clusters.keys().map(String::as_str)
     }
 
-    /// Whether all that routes and clusters name is there, and all values are ones that clients accept.
+    /// Checks that all referenced clusters exist, and that clients accept all values. Returns all errors.
     pub fn check(&self) -> Result<(), MeshErrors> {
         check::mesh(self, None)
     }
 
-    /// The xDS resources that the mesh means: a listener and a route configuration for each service, a cluster for
-    /// each cluster, and its endpoints under the same name.
+    /// Returns the xDS resources of the mesh: a listener and a route configuration for each service, and a cluster for
+    /// each cluster. The endpoints of a cluster have its name.
     pub fn resources(&self) -> ResourceSet {
         let mut resources = ResourceSet::new();
         for (name, service) in &self.services {
@@ -122,7 +122,7 @@ impl Mesh {
     }
 }
 
-/// The text of a file, unless it is larger than any mesh.
+/// Reads the text of a file, up to the maximum size of a mesh.
 pub(crate) fn read_text(path: &Path) -> Result<String, MeshErrors> {
     let mut bytes = Vec::new();
     let most = yaml::MAX_BYTES as u64 + 1;

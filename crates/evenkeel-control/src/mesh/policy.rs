@@ -1,9 +1,10 @@
-//! Policies: by name, or as gRPC's JSON says them, and the messages that carry them (A52).
+//! Converts load balancing policies, by name or in gRPC's JSON, to xDS messages (A52).
 //!
-//! What is published as a message is sent as that message, so that every gRPC language understands it; all else,
-//! policies of one's own included, goes as a `TypedStruct` with its JSON. A list is sent as it stands. A policy that
-//! stands alone is put where gRPC puts it when the older enum names it: those that pick an endpoint of a locality
-//! below `wrr_locality`, which picks the locality by weight.
+//! A policy with a published message is sent as that message, so that every gRPC language understands it. Any other,
+//! custom policies included, is sent as a `TypedStruct` with its JSON.
+//!
+//! A list is sent unchanged. A single policy is placed as gRPC places it for the older enum: policies that pick an
+//! endpoint within a locality become the child of `wrr_locality`, which picks the locality by weight.
 
 use evenkeel_proto::envoy::config::cluster::v3::LoadBalancingPolicy;
 use evenkeel_proto::envoy::config::cluster::v3::load_balancing_policy::Policy as Entry;
@@ -25,13 +26,13 @@ use serde_json::{Map, Value, json};
 use super::errors::{MeshPath, quoted};
 use super::values::{duration_message, parse_duration};
 
-/// The weights of the endpoints, as Envoy's ROUND_ROBIN honours them.
+/// Default policy. It honours the weights of the endpoints, as Envoy's ROUND_ROBIN does.
 const DEFAULT_POLICY: &str = "edf_weighted_round_robin";
 
-/// How many lists of policies may nest (A52).
+/// Maximum depth of nested policy lists (A52).
 const MAX_DEPTH: usize = 16;
 
-/// How calls are spread over the endpoints of a cluster.
+/// Load balancing policy of a cluster.
 ///
 /// ```
 /// use evenkeel_control::ClusterPolicy;
@@ -54,12 +55,12 @@ impl From<&str> for ClusterPolicy {
 }
 
 impl ClusterPolicy {
-    /// A policy with its settings.
+    /// Creates a policy with settings.
     pub fn with(name: &str, settings: Value) -> ClusterPolicy {
         ClusterPolicy { json: entry(name, settings) }
     }
 
-    /// Policies of which a client takes the first that it knows, sent as they stand.
+    /// Creates a list of policies. A client uses the first that it supports. The list is sent unchanged.
     pub fn list<'a>(entries: impl IntoIterator<Item = (&'a str, Value)>) -> ClusterPolicy {
         ClusterPolicy { json: entries.into_iter().map(|(name, settings)| entry(name, settings)).collect() }
     }
@@ -68,7 +69,7 @@ impl ClusterPolicy {
         ClusterPolicy { json }
     }
 
-    /// What a cluster's message says, and what is wrong with it.
+    /// Returns the message for the cluster resource; `None` for the default policy. Errors go to `problems`.
     pub(super) fn message(&self, at: &MeshPath<'_>, problems: ErrorSink<'_>) -> Option<LoadBalancingPolicy> {
         let mut conversion = PolicyConverter { problems, depth: 0 };
         let (name, settings) = match &self.json {
@@ -76,7 +77,7 @@ impl ClusterPolicy {
             json => conversion.entry(json, at)?,
         };
         if name == DEFAULT_POLICY {
-            // SPEC decision 1: the enum's default is how any control plane asks for it.
+            // SPEC decision 1: control planes request this policy by the default of the enum.
             if settings.as_object().is_none_or(|settings| !settings.is_empty()) {
                 (conversion.problems)(at, format!("expected no settings for {DEFAULT_POLICY}"));
             }
@@ -95,14 +96,14 @@ impl ClusterPolicy {
     }
 }
 
-/// Who is told what is wrong.
+/// Callback that receives each error with its path.
 pub(super) type ErrorSink<'a> = &'a mut dyn FnMut(&MeshPath<'_>, String);
 
 fn entry(name: &str, settings: Value) -> Value {
     Value::Object(Map::from_iter([(name.to_owned(), settings)]))
 }
 
-/// The policies with messages of their own.
+/// Policies that have messages of their own.
 #[derive(Clone, Copy)]
 enum KnownPolicy {
     LeastRequest,
@@ -135,7 +136,7 @@ struct PolicyConverter<'a> {
 }
 
 impl PolicyConverter<'_> {
-    /// A list of policies. Where a list is expected, one policy alone does.
+    /// Converts a list of policies. A single policy is accepted in place of a list.
     fn list(&mut self, json: &Value, at: &MeshPath<'_>) -> LoadBalancingPolicy {
         if self.depth >= MAX_DEPTH {
             (self.problems)(at, format!("expected at most {MAX_DEPTH} lists of policies within each other"));
@@ -163,7 +164,7 @@ impl PolicyConverter<'_> {
         Some(self.typed(name, &settings, &at.key(name)))
     }
 
-    /// A name, or an object of one name and its settings.
+    /// Splits an entry into name and settings. A name alone has empty settings.
     fn entry<'j>(&mut self, json: &'j Value, at: &MeshPath<'_>) -> Option<(&'j str, Value)> {
         let entry = match json {
             Value::String(name) => Some((name.as_str(), json!({}))),
@@ -201,7 +202,7 @@ impl PolicyConverter<'_> {
                 ..LeastRequest::default()
             }),
             KnownPolicy::RingHash => {
-                // A42: a ring has at most 8 Mi entries.
+                // A ring has at most 8 Mi entries (A42).
                 let (min, max) = (
                     fields.integer(self, "min_ring_size", 1, 8 << 20),
                     fields.integer(self, "max_ring_size", 1, 8 << 20),
@@ -247,7 +248,7 @@ impl PolicyConverter<'_> {
     }
 }
 
-/// The settings of one policy. Keys may be in snake case or, as in gRPC's JSON, in camel case.
+/// Settings of one policy. Keys may be in snake case or, as in gRPC's JSON, in camel case.
 struct PolicyFields<'a> {
     at: &'a MeshPath<'a>,
     entries: Vec<(String, &'a str, &'a Value)>,
@@ -345,7 +346,7 @@ impl<'a> PolicyFields<'a> {
     }
 }
 
-/// What a message says about a name that nobody knows.
+/// Returns the error message for an unknown name, with the closest known one or all of them.
 pub(super) fn unknown_name_message(kind: &str, found: &str, known: &[&str]) -> String {
     let text = format!("unknown {kind} {}", quoted(found));
     match closest_match(found, known.iter().copied()) {
@@ -355,9 +356,9 @@ pub(super) fn unknown_name_message(kind: &str, found: &str, known: &[&str]) -> S
     }
 }
 
-/// The name that was most likely meant, if one is near.
+/// Returns the known name that was most likely meant, if one is close.
 pub(super) fn closest_match<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    /// Longer names are nobody's slip of the finger.
+    /// Maximum length of names that are compared: longer ones are not typing errors, and the cost is quadratic.
     const LONGEST: usize = 64;
     let far = (found.chars().count() / 3).max(1);
     if found.len() > LONGEST {
@@ -368,7 +369,7 @@ pub(super) fn closest_match<'a>(found: &str, known: impl Iterator<Item = &'a str
     near.min_by_key(|(distance, _)| *distance).map(|(_, name)| name)
 }
 
-/// How many letters must be added, taken away or changed.
+/// Returns the edit distance: the number of letters to insert, delete or replace.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

@@ -1,6 +1,6 @@
-//! Reading a mesh from YAML. Everything is read before anything is given up: all errors are told at once.
+//! Reads a mesh from a YAML tree.
 //!
-//! Here stands what a value may look like; what values mean together is left to `check`.
+//! It checks the form of each value, and reports all errors at once. Checks across values are left to `check`.
 
 mod cluster;
 mod service;
@@ -18,7 +18,7 @@ pub(super) fn mesh(text: &str) -> Result<Mesh, MeshErrors> {
     let root = yaml::parse(text)?;
     let mut reader = MeshReader { errors: Vec::new() };
     let mesh = reader.mesh(&root);
-    // What could not be read is not there to be checked: references to it would be told as a second error.
+    // Values that could not be read are missing here. Checking would report references to them as further errors.
     if !reader.errors.is_empty() {
         return Err(MeshErrors::new(reader.errors));
     }
@@ -30,7 +30,7 @@ struct MeshReader {
     errors: Vec<MeshError>,
 }
 
-/// The entries of a mapping whose keys are known.
+/// Entries of a mapping with a known set of keys.
 struct MappingFields<'n> {
     entries: &'n [(YamlKey, YamlNode)],
 }
@@ -55,7 +55,7 @@ impl MeshReader {
         mesh
     }
 
-    /// A mapping from names of the user's own.
+    /// Reads a mapping with names that the user chooses.
     fn read_map<T>(
         &mut self,
         node: &YamlNode,
@@ -83,7 +83,7 @@ impl MeshReader {
         self.push_error(node.position, at, format!("expected {expected}, found {}", node.describe()));
     }
 
-    /// A mapping with some of these keys and no others.
+    /// Reads a mapping that may contain these keys and no others.
     fn fields<'n>(
         &mut self,
         node: &'n YamlNode,
@@ -122,7 +122,7 @@ impl MeshReader {
         &[]
     }
 
-    /// A text that is not empty.
+    /// Reads a text that is not empty.
     fn text(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<String> {
         match &node.value {
             YamlValue::String(text) if !text.is_empty() => return Some(text.clone()),
@@ -191,7 +191,7 @@ impl MeshReader {
         share.whole_percent()
     }
 
-    /// One of some words; dashes and underscores are the same.
+    /// Reads one of several words. Dashes and underscores are equivalent.
     fn keyword<T: Copy>(&mut self, node: &YamlNode, at: &MeshPath<'_>, words: &[(&str, T)]) -> Option<T> {
         let found = match &node.value {
             YamlValue::String(text) => {
@@ -206,7 +206,7 @@ impl MeshReader {
         found.map(|(_, value)| *value)
     }
 
-    /// Reads a field if it is there.
+    /// Reads a field if it is present.
     fn field<T>(
         &mut self,
         fields: &MappingFields<'_>,
@@ -222,7 +222,7 @@ impl MeshReader {
         self.field(fields, at, key, MeshReader::boolean).unwrap_or_default()
     }
 
-    /// The one of these keys that is there. Several, or none where one is required, are an error.
+    /// Returns the one of these keys that is present. Several, or none where one is required, are an error.
     fn one_of<'k, 'n>(
         &mut self,
         (fields, node): (&MappingFields<'n>, &YamlNode),

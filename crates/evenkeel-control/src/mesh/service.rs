@@ -1,29 +1,31 @@
-//! Services and their routes.
+//! Services and their routes, as builders.
+//!
+//! They store values without checking them; [`Mesh::check`](crate::Mesh::check) does.
 
 use std::time::Duration;
 
 use super::TrafficFraction;
 
-/// What clients call by a name: where its calls go.
+/// Service of a mesh: its routes, in the order in which they are matched.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Service {
     pub(super) routes: Vec<Route>,
-    /// Written without `routes`: its only route takes every call, and has no place of its own.
+    /// True if it is written without `routes`. Its only route matches every call, and errors have no route index.
     pub(super) is_plain: bool,
 }
 
 impl Service {
-    /// A service whose routes are yet to be added.
+    /// Creates a service without routes.
     pub fn new() -> Service {
         Service::default()
     }
 
-    /// A service that sends every call to one cluster.
+    /// Creates a service that sends every call to one cluster.
     pub fn to(cluster: &str) -> Service {
         Service { routes: vec![Route::to(cluster)], is_plain: true }
     }
 
-    /// Adds a route, to be tried after those that are there.
+    /// Adds a route behind the existing ones.
     #[must_use]
     pub fn route(mut self, route: Route) -> Service {
         self.routes.push(route);
@@ -32,7 +34,8 @@ impl Service {
     }
 }
 
-/// Which calls go where, and how. It takes every call unless told otherwise.
+/// Route of a service: conditions on calls, the clusters that get them, and settings. Without conditions it matches
+/// every call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Route {
     pub(super) path: Option<PathMatch>,
@@ -40,7 +43,7 @@ pub struct Route {
     pub(super) headers: Vec<(String, HeaderMatch)>,
     pub(super) fraction: Option<TrafficFraction>,
     pub(super) to: Vec<(String, u32)>,
-    /// Written as `weights`.
+    /// True if it is written as `weights`.
     pub(super) is_split: bool,
     pub(super) timeout: Option<Duration>,
     pub(super) retry: Option<RouteRetry>,
@@ -55,81 +58,81 @@ pub(super) enum PathMatch {
 }
 
 impl Route {
-    /// A route to one cluster.
+    /// Creates a route to one cluster.
     pub fn to(cluster: &str) -> Route {
         Route { to: vec![(cluster.to_owned(), 1)], ..Route::default() }
     }
 
-    /// A route to several clusters by weight.
+    /// Creates a route to several clusters by weight.
     pub fn split<'a>(weights: impl IntoIterator<Item = (&'a str, u32)>) -> Route {
         let to = weights.into_iter().map(|(cluster, weight)| (cluster.to_owned(), weight)).collect();
         Route { to, is_split: true, ..Route::default() }
     }
 
-    /// Only calls of this method, such as `/shop.Orders/Get`.
+    /// Matches calls of this method only, such as `/shop.Orders/Get`.
     #[must_use]
     pub fn path(mut self, path: &str) -> Route {
         self.path = Some(PathMatch::Exact(path.to_owned()));
         self
     }
 
-    /// Only calls whose path begins so, such as `/shop.Orders/`.
+    /// Matches paths with this prefix only, such as `/shop.Orders/`.
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Route {
         self.path = Some(PathMatch::Prefix(prefix.to_owned()));
         self
     }
 
-    /// Only calls whose whole path is matched by this expression, in RE2's notation.
+    /// Matches paths that this regular expression matches completely, in RE2 syntax.
     #[must_use]
     pub fn regex(mut self, regex: &str) -> Route {
         self.path = Some(PathMatch::Regex(regex.to_owned()));
         self
     }
 
-    /// Path or prefix hold for upper and lower case.
+    /// Ignores the case of path or prefix.
     #[must_use]
     pub fn ignore_case(mut self) -> Route {
         self.ignore_case = true;
         self
     }
 
-    /// Only calls with such a header; all that are asked for must be there.
+    /// Matches calls with such a header only. All header conditions of a route must hold.
     #[must_use]
     pub fn header(mut self, name: &str, value: HeaderMatch) -> Route {
         self.headers.push((name.to_owned(), value));
         self
     }
 
-    /// Only this share of the calls, chosen at random.
+    /// Matches a random fraction of the calls only.
     #[must_use]
     pub fn fraction(mut self, share: TrafficFraction) -> Route {
         self.fraction = Some(share);
         self
     }
 
-    /// The longest that a call may take; zero is no limit.
+    /// Sets the maximum duration of a call; zero is no limit.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Route {
         self.timeout = Some(timeout);
         self
     }
 
-    /// What is tried again.
+    /// Sets the retry policy.
     #[must_use]
     pub fn retry(mut self, retry: RouteRetry) -> Route {
         self.retry = Some(retry);
         self
     }
 
-    /// Adds something that policies such as ring_hash choose by.
+    /// Adds a hash source, for policies such as ring_hash (A42).
     #[must_use]
     pub fn hash(mut self, hash: RouteHash) -> Route {
         self.hash.push(hash);
         self
     }
 
-    /// Whether no call passes it by.
+    /// Returns true if the route matches every call.
     pub(super) fn matches_all(&self) -> bool {
         let any_path = match &self.path {
             None => true,
@@ -140,7 +143,7 @@ impl Route {
     }
 }
 
-/// What a header must be like.
+/// Condition on the value of a header.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeaderMatch {
     pub(super) test: HeaderCondition,
@@ -160,49 +163,49 @@ pub(super) enum HeaderCondition {
 }
 
 impl HeaderMatch {
-    /// It is this text.
+    /// The value equals this text.
     pub fn exact(text: &str) -> HeaderMatch {
         HeaderMatch::of(HeaderCondition::Exact(text.to_owned()))
     }
 
-    /// It begins so.
+    /// The value begins with this text.
     pub fn prefix(text: &str) -> HeaderMatch {
         HeaderMatch::of(HeaderCondition::Prefix(text.to_owned()))
     }
 
-    /// It ends so.
+    /// The value ends with this text.
     pub fn suffix(text: &str) -> HeaderMatch {
         HeaderMatch::of(HeaderCondition::Suffix(text.to_owned()))
     }
 
-    /// It has this in it.
+    /// The value contains this text.
     pub fn contains(text: &str) -> HeaderMatch {
         HeaderMatch::of(HeaderCondition::Contains(text.to_owned()))
     }
 
-    /// All of it is matched by this expression, in RE2's notation.
+    /// The regular expression matches the whole value, in RE2 syntax.
     pub fn regex(regex: &str) -> HeaderMatch {
         HeaderMatch::of(HeaderCondition::Regex(regex.to_owned()))
     }
 
-    /// It is a whole number, at least `from` and below `below`.
+    /// The value is an integer, at least `from` and below `below`.
     pub fn range(from: i64, below: i64) -> HeaderMatch {
         HeaderMatch::of(HeaderCondition::Range { from, below })
     }
 
-    /// It is there, or is not.
+    /// The header is present, or is absent.
     pub fn present(yes: bool) -> HeaderMatch {
         HeaderMatch::of(HeaderCondition::Present(yes))
     }
 
-    /// For upper and lower case. Numbers, expressions and presence have none.
+    /// Ignores case. It has no effect on ranges, regular expressions and presence.
     #[must_use]
     pub fn ignore_case(mut self) -> HeaderMatch {
         self.ignore_case = true;
         self
     }
 
-    /// The opposite. A header that is not there matches neither.
+    /// Inverts the condition. A missing header still does not match.
     #[must_use]
     pub fn invert(mut self) -> HeaderMatch {
         self.invert = true;
@@ -214,7 +217,7 @@ impl HeaderMatch {
     }
 }
 
-/// When a call is tried again.
+/// Retry policy of a route (A44).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouteRetry {
     pub(super) on: Vec<RetryOn>,
@@ -223,19 +226,19 @@ pub struct RouteRetry {
 }
 
 impl RouteRetry {
-    /// Calls that end with one of these are tried again, once.
+    /// Retries calls that fail with one of these statuses, once.
     pub fn on(statuses: impl IntoIterator<Item = RetryOn>) -> RouteRetry {
         RouteRetry { on: statuses.into_iter().collect(), attempts: None, backoff: None }
     }
 
-    /// How often a call is tried at most, the first time included: 2 to 5.
+    /// Sets the maximum number of attempts, the first included: 2 to 5.
     #[must_use]
     pub fn attempts(mut self, attempts: u32) -> RouteRetry {
         self.attempts = Some(attempts);
         self
     }
 
-    /// How long to wait before the second attempt, and before any later one at most.
+    /// Sets the backoff before the second attempt, and the maximum before later ones.
     #[must_use]
     pub fn backoff(mut self, base: Duration, max: Duration) -> RouteRetry {
         self.backoff = Some((base, Some(max)));
@@ -243,7 +246,7 @@ impl RouteRetry {
     }
 }
 
-/// The statuses that gRPC can retry on (A44).
+/// Status codes that gRPC can retry on (A44).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum RetryOn {
@@ -263,7 +266,7 @@ impl RetryOn {
         RetryOn::Unavailable,
     ];
 
-    /// As Envoy's messages write it.
+    /// Returns the name in Envoy's `retry_on` field.
     pub(super) fn name(self) -> &'static str {
         match self {
             RetryOn::Cancelled => "cancelled",
@@ -275,7 +278,7 @@ impl RetryOn {
     }
 }
 
-/// What a call is hashed by.
+/// Source of a call's hash, for policies such as ring_hash (A42).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouteHash {
     pub(super) by: RouteHashSource,
@@ -289,23 +292,23 @@ pub(super) enum RouteHashSource {
 }
 
 impl RouteHash {
-    /// A header.
+    /// Hashes the value of a header.
     pub fn header(name: &str) -> RouteHash {
         RouteHash { by: RouteHashSource::Header { name: name.to_owned(), rewrite: None }, terminal: false }
     }
 
-    /// A header, with what the expression matches replaced first (`\1` is its first group).
+    /// Hashes a header after replacing the matches of a regular expression (`\1` is its first group).
     pub fn rewritten_header(name: &str, regex: &str, with: &str) -> RouteHash {
         let rewrite = Some((regex.to_owned(), with.to_owned()));
         RouteHash { by: RouteHashSource::Header { name: name.to_owned(), rewrite }, terminal: false }
     }
 
-    /// The channel: all its calls hash alike.
+    /// Hashes the channel id: all calls of a channel have the same hash.
     pub fn channel_id() -> RouteHash {
         RouteHash { by: RouteHashSource::ChannelId, terminal: false }
     }
 
-    /// Those after it are not looked at if it gave a hash.
+    /// Ignores later hash sources if this one has a value.
     #[must_use]
     pub fn terminal(mut self) -> RouteHash {
         self.terminal = true;

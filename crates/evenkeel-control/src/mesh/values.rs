@@ -1,4 +1,4 @@
-//! Values that stand in several places: durations and shares.
+//! Values that several parts of a mesh use: durations and fractions.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,27 +7,27 @@ use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
 use evenkeel_proto::envoy::r#type::v3::fractional_percent::DenominatorType;
 use evenkeel_proto::prost_types;
 
-/// A share of calls, from nothing to all, in steps of a millionth.
+/// Fraction of calls, from none to all, in steps of a millionth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TrafficFraction {
     per_million: u32,
 }
 
 impl TrafficFraction {
-    /// All of it.
+    /// The fraction of all calls.
     pub const ALL: TrafficFraction = TrafficFraction { per_million: 1_000_000 };
 
-    /// So many of a million; more than that is all.
+    /// Creates a fraction of `count` per million, at most all.
     pub fn per_million(count: u32) -> TrafficFraction {
         TrafficFraction { per_million: count.min(1_000_000) }
     }
 
-    /// So many of a hundred; more than that is all.
+    /// Creates a fraction of `count` percent, at most all.
     pub fn percent(count: u32) -> TrafficFraction {
         TrafficFraction::per_million(count.saturating_mul(10_000))
     }
 
-    /// Reads `10%` or `0.5%`.
+    /// Parses `10%` or `0.5%`.
     pub(crate) fn parse(text: &str) -> Option<TrafficFraction> {
         let number = text.strip_suffix('%')?.trim_end();
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
@@ -40,12 +40,12 @@ impl TrafficFraction {
         (per_million <= 1_000_000).then_some(TrafficFraction { per_million })
     }
 
-    /// So many of a hundred, if that is a whole number.
+    /// Returns the percentage, if it is a whole number.
     pub(crate) fn whole_percent(self) -> Option<u32> {
         self.per_million.is_multiple_of(10_000).then_some(self.per_million / 10_000)
     }
 
-    /// With the smallest denominator that holds it: who reads it on the wire sees what was written.
+    /// Converts to a message with the smallest denominator that is exact, so that `10%` stays readable on the wire.
     pub(crate) fn message(self) -> FractionalPercent {
         let (numerator, denominator) = match self.per_million {
             n if n.is_multiple_of(10_000) => (n / 10_000, DenominatorType::Hundred),
@@ -67,9 +67,9 @@ impl fmt::Display for TrafficFraction {
     }
 }
 
-/// Reads `2s`, `1.5s`, `250ms`, `10us`, `1m` or `1h`.
+/// Parses `2s`, `1.5s`, `250ms`, `10us`, `1m` or `1h`.
 pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
-    /// Longer than any timeout, and within what protobuf can write.
+    /// Longer than any timeout, and within the range of protobuf's `Duration`.
     const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
     let (number, unit) = text.split_at(unit_at);
@@ -94,7 +94,7 @@ pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     (duration <= LONGEST).then_some(duration)
 }
 
-/// As a message. Longer than 584 years cannot be.
+/// Converts to protobuf's `Duration`.
 pub(crate) fn duration_message(duration: Duration) -> prost_types::Duration {
     prost_types::Duration {
         seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),

@@ -1,7 +1,7 @@
-//! YAML as a tree in which every key and value knows its place.
+//! YAML as a tree in which every key and value has its position.
 //!
-//! Whatever comes, reading it is bounded: in size, in depth, and in what aliases make of it. Keys that stand twice are
-//! refused here, so that nobody downstream asks which one counts.
+//! The work is bounded for any input: in size, in depth, and in the expansion of aliases. Duplicate keys are rejected
+//! here, so that later stages need not choose between them.
 
 use std::fmt;
 
@@ -12,17 +12,18 @@ use serde_saphyr::{Location, Spanned};
 
 use super::errors::{MeshError, MeshErrors, MeshPath, SourcePosition};
 
-/// The most that a mesh may have: far above 10,000 endpoints with all their keys.
+/// Maximum size of a mesh: far above 10,000 endpoints with all their keys.
 pub(crate) const MAX_BYTES: usize = 32 << 20;
 const MAX_NODES: usize = 1_000_000;
-/// Aliases save a few lines; what they multiply is bounded well below the rest.
+/// Maximum number of events replayed by aliases, far below `MAX_NODES`: they save a few lines, and must not multiply
+/// the input.
 const MAX_REPLAYED: usize = 100_000;
-/// Meshes are ten deep; what custom policies nest in their settings comes on top.
+/// Maximum depth. A mesh has ten levels; the settings of custom policies come on top.
 const MAX_DEPTH: usize = 48;
 
 #[derive(Clone, Debug)]
 pub(crate) struct YamlNode {
-    /// None in what stands in a merged mapping.
+    /// `None` within a merged mapping.
     pub(crate) position: Option<SourcePosition>,
     pub(crate) value: YamlValue,
 }
@@ -44,7 +45,7 @@ pub(crate) struct YamlKey {
     pub(crate) text: String,
 }
 
-/// Reads one document.
+/// Parses one YAML document.
 pub(crate) fn parse(text: &str) -> Result<YamlNode, MeshErrors> {
     if text.len() > MAX_BYTES {
         let found = text.len();
@@ -70,7 +71,7 @@ pub(crate) fn parse(text: &str) -> Result<YamlNode, MeshErrors> {
     })
 }
 
-/// What the parser says, without the place that it adds.
+/// Returns the parser's message, without the position that it appends.
 fn parser_message(error: &serde_saphyr::Error) -> String {
     use serde_saphyr::Error;
     use serde_saphyr::budget::BudgetBreach;
@@ -97,7 +98,7 @@ fn position(location: Location) -> Option<SourcePosition> {
 }
 
 impl YamlNode {
-    /// The place of what `at` names, or of the nearest thing around it.
+    /// Returns the position of the value at this path, or of the closest enclosing one.
     pub(crate) fn position_of(&self, at: &MeshPath<'_>) -> Option<SourcePosition> {
         self.closest_node(at).1
     }
@@ -127,7 +128,7 @@ impl YamlNode {
         items.get(index)
     }
 
-    /// The value as messages call it.
+    /// Returns the value as error messages describe it.
     pub(crate) fn describe(&self) -> String {
         match &self.value {
             YamlValue::Null => "nothing".to_owned(),
@@ -140,7 +141,7 @@ impl YamlNode {
         }
     }
 
-    /// As JSON.
+    /// Converts the value to JSON.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         use serde_json::Value as Json;
         match &self.value {

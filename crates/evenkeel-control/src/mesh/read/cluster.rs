@@ -1,4 +1,4 @@
-//! Reading clusters and their endpoints.
+//! Reads clusters and their endpoints from a YAML tree.
 
 use std::net::SocketAddr;
 
@@ -44,7 +44,7 @@ impl MeshReader {
             None => None,
         };
         let mut cluster = Cluster::of(members.unwrap_or(MeshClusterMembers::Endpoints(Vec::new())));
-        // Its settings are read where all policies are, in `check`.
+        // The settings of a policy are checked with all other policies, in `check`.
         cluster.policy = fields.get("policy").map(|node| ClusterPolicy::from_json(node.to_json()));
         if let Some(node) = fields.get("localities") {
             let at = at.key("localities");
@@ -81,7 +81,7 @@ impl MeshReader {
         Some(cluster)
     }
 
-    /// A host name with its port.
+    /// Reads a host name with its port.
     fn dns(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<MeshClusterMembers> {
         let text = self.text(node, at)?;
         let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
@@ -99,7 +99,7 @@ impl MeshReader {
         }
     }
 
-    /// An address, or a mapping with more.
+    /// Reads an endpoint: an address, or a mapping with further settings.
     fn endpoint(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<Endpoint> {
         const KEYS: [&str; 8] =
             ["address", "addresses", "name", "weight", "locality", "priority", "health", "hash_key"];
@@ -203,7 +203,7 @@ impl MeshReader {
         })
     }
 
-    /// Written as a number such as 1.9; the message has thousandths.
+    /// Reads a number such as 1.9; the message contains thousandths.
     fn stdev_factor(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<u32> {
         let factor = match node.value {
             YamlValue::Integer(number) => Some(number as f64),

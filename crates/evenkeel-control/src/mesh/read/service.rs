@@ -1,4 +1,4 @@
-//! Reading services and their routes.
+//! Reads services and their routes from a YAML tree.
 
 use super::{MappingFields, MeshReader};
 use crate::mesh::errors::MeshPath;
@@ -8,7 +8,7 @@ use crate::mesh::service::{
 use crate::mesh::yaml::{YamlNode, YamlValue};
 
 impl MeshReader {
-    /// A service is a list of routes, or itself one route for every call.
+    /// Reads a service: a list of routes, or the settings of one route for every call.
     pub(super) fn service(&mut self, name: &str, node: &YamlNode, at: &MeshPath<'_>) -> Option<Service> {
         if matches!(node.value, YamlValue::Null) {
             return Some(Service::to(name));
@@ -92,7 +92,7 @@ impl MeshReader {
         Some(route)
     }
 
-    /// What a route says beside where it goes.
+    /// Reads the settings of a route beside its conditions and clusters.
     fn settings(&mut self, route: &mut Route, fields: &MappingFields<'_>, at: &MeshPath<'_>) {
         route.timeout = self.field(fields, at, "timeout", MeshReader::duration);
         route.retry = self.field(fields, at, "retry", MeshReader::retry);
@@ -113,7 +113,7 @@ impl MeshReader {
         entries.filter_map(weight).collect()
     }
 
-    /// A text is the whole header; a mapping says what it must be like.
+    /// Reads a header condition. A text is the exact value; a mapping contains one condition.
     fn header(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<HeaderMatch> {
         const TESTS: [&str; 7] = ["exact", "prefix", "suffix", "contains", "regex", "range", "present"];
         if !matches!(node.value, YamlValue::Mapping(_)) {
@@ -220,7 +220,7 @@ impl MeshReader {
         let fields = self.fields(node, at, &["regex", "with"])?;
         let regex = self.field(&fields, at, "regex", MeshReader::text);
         let with = self.field(&fields, at, "with", |reader, node, at| match &node.value {
-            // Replacing by nothing is how one takes something away.
+            // An empty replacement deletes the match.
             YamlValue::String(text) => Some(text.clone()),
             _ => reader.text(node, at),
         });
