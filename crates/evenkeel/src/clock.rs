@@ -1,30 +1,35 @@
-//! The one clock that the core, the xDS client and load reports are told the time by.
+//! Process-wide clock that supplies `now` to the core, the xDS client and load reporting.
+//!
+//! Those components take time as an argument and never read a clock. The clock follows tokio's, so paused time in tests
+//! applies to it.
 
 use std::sync::OnceLock;
 
 use evenkeel_core::Instant;
 use tokio::time;
 
-/// The moment that counts as the origin. One for the process: load is counted by channels and reported by xDS clients, and
-/// both must mean the same by a time.
+/// tokio time that corresponds to [`Instant::ORIGIN`], fixed on first use.
+///
+/// It is shared by the whole process: channels count load and xDS clients report it, so both need the same time base.
 static ORIGIN: OnceLock<time::Instant> = OnceLock::new();
 
 fn origin() -> time::Instant {
     *ORIGIN.get_or_init(time::Instant::now)
 }
 
-/// Now.
+/// Returns the current time.
 pub(crate) fn now() -> Instant {
     at(time::Instant::now())
 }
 
-/// A moment of tokio's clock on ours.
+/// Converts a tokio instant. Instants before the origin become [`Instant::ORIGIN`].
 pub(crate) fn at(moment: time::Instant) -> Instant {
     let since = moment.saturating_duration_since(origin());
     Instant::ORIGIN + since
 }
 
-/// A moment of our clock on tokio's, to sleep until. One that is centuries away is held to what tokio can sleep.
+/// Converts to a tokio instant for `sleep_until`. The result is at most one year ahead, because tokio timers overflow
+/// on instants that are centuries away.
 pub(crate) fn sleep_until(at: Instant) -> time::Instant {
     const FAR: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
     origin() + at.since(Instant::ORIGIN).min(time::Instant::now().saturating_duration_since(origin()) + FAR)

@@ -1,4 +1,7 @@
-//! Random bits for calls, without a place that threads meet at.
+//! Random bits for RPCs, without contention between threads.
+//!
+//! Each thread has its own state, seeded by the operating system. Tests use a seeded source instead. The bits are not
+//! suitable for cryptography.
 
 use std::cell::Cell;
 use std::collections::hash_map::RandomState;
@@ -7,15 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use evenkeel_core::Rng;
 
-/// An odd number that makes a counter step through all states: the golden ratio of 2^64.
+/// Increment of the counters: 2^64 divided by the golden ratio, as in SplitMix64. It is odd, so a counter visits every
+/// state before it repeats.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Where a channel's random bits come from.
+/// Source of a channel's random bits.
 #[derive(Debug)]
 pub(crate) enum Entropy {
-    /// From the operating system, by thread.
+    /// Per-thread state, seeded by the operating system.
     System,
-    /// From a seed: the same sequence each time.
+    /// State shared by all threads, with a fixed seed. It yields the same sequence in each run.
     Seeded(AtomicU64),
 }
 
@@ -23,13 +27,14 @@ thread_local! {
     static STATE: Cell<u64> = Cell::new(fresh());
 }
 
-/// Bits that the operating system gave: the standard library keys its maps with them.
+/// Returns random bits that derive from the operating system, through the keys of the standard library's hash maps.
 pub(crate) fn fresh() -> u64 {
     RandomState::new().hash_one(0u8)
 }
 
 impl Entropy {
-    /// A seed for whoever mixes it further, as the core does; others each time.
+    /// Returns a different value on each call. The values are a plain counter, so the caller must mix them, as
+    /// [`Rng::from_entropy`] does.
     pub(crate) fn next(&self) -> u64 {
         match self {
             Entropy::System => STATE.with(|state| {
@@ -41,7 +46,7 @@ impl Entropy {
         }
     }
 
-    /// A number from 0 to 1.
+    /// Returns a uniformly distributed number in the open interval (0, 1).
     pub(crate) fn unit(&self) -> f64 {
         Rng::from_entropy(self.next()).unit()
     }

@@ -1,17 +1,17 @@
-//! A channel for tonic that balances as the control plane says.
+//! gRPC channel for tonic with client-side load balancing, configured by xDS or a service config.
 //!
-//! Any generated client takes a [`Channel`] in the place of tonic's own. It finds endpoints, routes calls and spreads them
-//! as an xDS control plane says, in the process, without a proxy; without a control plane it does the same for a DNS name
-//! or a list of addresses, by a service config.
+//! A [`Channel`] replaces `tonic::transport::Channel` in any generated client. It resolves endpoints, routes calls and
+//! balances them inside the process, without a proxy. An xDS control plane supplies the config. Without one, the target
+//! is a DNS name or a list of addresses, and a gRPC service config selects the policy.
 //!
 //! ```no_run
 //! # mod orders { pub struct OrdersClient; impl OrdersClient { pub fn new(_: evenkeel::Channel) -> OrdersClient { OrdersClient } } }
 //! # use orders::OrdersClient;
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! // The bootstrap is the one that gRPC's own variables name.
+//! // GRPC_XDS_BOOTSTRAP or GRPC_XDS_BOOTSTRAP_CONFIG supplies the bootstrap.
 //! let client = OrdersClient::new(evenkeel::channel("xds:///orders")?);
 //!
-//! // No control plane: the same policies, by gRPC's service config.
+//! // No control plane: a service config selects the policy.
 //! let channel = evenkeel::Channel::builder("dns:///orders.prod:50051")
 //!     .service_config(r#"{"loadBalancingConfig": [{"round_robin": {}}]}"#)
 //!     .build()?;
@@ -20,27 +20,27 @@
 //! # }
 //! ```
 //!
-//! | where | what |
+//! | item | purpose |
 //! |---|---|
-//! | [`Channel`], [`ChannelBuilder`] | what applications use |
-//! | [`Credentials`] | TLS and mTLS, with files that are read again when they change |
-//! | [`WaitForReady`] | a call that waits where others fail |
-//! | [`CapturePeer`], [`PeerAddress`] | who answered |
-//! | [`XdsClient`], [`csds`] | the xDS client of the process, and its status as a service |
-//! | [`Registry`] | policies, those of the application included |
-//! | [`Connector`] | other ways to open connections |
-//! | `admin` | a live page of the process, with the feature of that name |
+//! | [`Channel`], [`ChannelBuilder`] | create channels and pass them to generated clients |
+//! | [`Credentials`] | TLS and mTLS, with automatic reload of certificate files |
+//! | [`WaitForReady`] | makes an RPC wait for a usable endpoint instead of failing |
+//! | [`CapturePeer`], [`PeerAddress`] | address of the backend that served an RPC |
+//! | [`XdsClient`], [`csds`] | xDS client of the process, and its status as a CSDS service |
+//! | [`Registry`] | load balancing policies, including custom ones |
+//! | [`Connector`] | custom transports |
+//! | `admin` | live status page of the process (feature `admin`) |
 //!
-//! The parts, for those who read the source: a call goes through `channel.rs`, `snapshot.rs`, `call.rs`, `connection.rs`; a
-//! config comes through `xds/` or `dns.rs` to `driver.rs`, which runs the policies of `evenkeel-core` and publishes what
-//! calls see.
+//! In the source, an RPC passes through `channel/`, `call/` and `transport/`. Config passes through `resolver/` to the
+//! driver in `channel/driver.rs`. The driver runs the policies of `evenkeel-core` and publishes the snapshots that RPCs
+//! read.
 //!
-//! | feature | what it adds |
+//! | feature | effect |
 //! |---|---|
-//! | `ring` (default), `aws-lc-rs` | the cryptography of TLS: `ring` if both are on, no TLS without either. To use `aws-lc-rs`, set `default-features = false` in every dependency on this crate |
+//! | `ring` (default), `aws-lc-rs` | TLS backend: `ring` if both are on, no TLS without either. To use `aws-lc-rs`, set `default-features = false` in every dependency on this crate |
 //! | `otel` | OpenTelemetry metrics with gRPC's names |
-//! | `h2` | the crate `h2` as another HTTP/2 implementation: [`Http2Implementation`] |
-//! | `admin` | a server with a live page of what the process does, its data as JSON, and CSDS |
+//! | `h2` | the crate `h2` as an alternative HTTP/2 implementation: [`Http2Implementation`] |
+//! | `admin` | a server with a live status page of the process, its data as JSON, and CSDS |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -78,13 +78,13 @@ pub use telemetry::metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilde
 pub use transport::http2::Http2Implementation;
 pub use transport::{Connector, Io};
 
-/// A channel with default settings: plain text, and for xDS targets the bootstrap of the environment.
+/// Creates a channel with default settings: plaintext, and for xDS targets the bootstrap from the environment.
 ///
-/// It is the short form of [`Channel::builder`] and [`ChannelBuilder::build`].
+/// Shorthand for [`Channel::builder`] followed by [`ChannelBuilder::build`].
 ///
 /// # Errors
 ///
-/// Those of [`ChannelBuilder::build`].
+/// Returns the errors of [`ChannelBuilder::build`].
 pub fn channel(target: impl Into<String>) -> Result<Channel, BuildError> {
     Channel::builder(target).build()
 }

@@ -1,10 +1,12 @@
-//! Text from outside, as our messages show it: escaped, so that it stays on one line and inside its quotes, and cut, so
-//! that nobody else decides how long our messages are.
+//! Quoting of external text in log lines and status messages.
+//!
+//! Escaping keeps the text on one line and inside its quotes. Truncation bounds the length of the message, which a peer
+//! could otherwise choose.
 
-/// How many characters of a text are quoted.
+/// Maximum number of characters that are quoted.
 const QUOTED: usize = 120;
 
-/// A text in quotes, escaped, and cut if it is long.
+/// Returns the text in quotes, escaped. A longer text is cut and ends with `...` after the closing quote.
 pub(crate) fn quoted(text: &str) -> String {
     match text.char_indices().nth(QUOTED) {
         Some((end, _)) => format!("{:?}...", text.split_at(end).0),

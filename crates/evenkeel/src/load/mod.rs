@@ -1,11 +1,15 @@
-//! Load reports of backends, from what came over the wire to what policies compute with.
+//! Conversion of ORCA load reports into the form that load balancing policies use.
+//!
+//! `evenkeel_orca` parses the reports, per RPC (from trailers) and out of band ([`oob`]). Policies in the core compute
+//! weights from them.
 
 pub(crate) mod oob;
 
 use evenkeel_core::LoadReport;
 use evenkeel_orca::{IgnoredReason, NamedMetric, OrcaReport, ParsedReport};
 
-/// What can be used of a report. What cannot is told, and nothing else comes of it.
+/// Returns the usable part of a parsed report. An unusable part is logged and passed to `ignored`; it never fails an
+/// RPC.
 pub(crate) fn usable(reading: ParsedReport, ignored: impl FnOnce(IgnoredReason)) -> Option<LoadReport> {
     if let Some(why) = reading.ignored {
         tracing::debug!("{why}");
@@ -38,7 +42,7 @@ mod tests {
 
     use super::*;
 
-    /// ORCA-2: every field has its place; the old whole-number `rps` has none.
+    /// ORCA-2: every field is mapped, except the deprecated integer `rps`.
     #[test]
     fn every_field_has_its_place() {
         let map = |name: &str, value| [(name.to_owned(), value)].into();

@@ -1,9 +1,11 @@
-//! Load that a backend reports out of band (A51): one stream on the connection that its calls use.
+//! Out-of-band load reports (A51): one server-streaming RPC on the connection that carries the backend's calls.
 //!
-//! The stream goes on while somebody listens and the connection takes calls; the driver starts it, and stops it by dropping its
-//! task. A backend that does not know the service is asked once per connection, and one that takes a single call at a time
-//! not at all: the stream would take its place. Any other end is followed by another attempt: at once if a message came,
-//! but a second after the last attempt at the soonest; otherwise after a back-off that grows.
+//! The driver runs the stream while a policy needs reports and the connection accepts calls, and aborts its task
+//! otherwise. A backend that returns UNIMPLEMENTED is not asked again on the same connection. A backend that allows
+//! only one concurrent stream is not asked at all, because the stream would block all calls.
+//!
+//! After any other end the stream is retried with exponential backoff. If a message was received, the backoff is reset
+//! and counts from the start of the stream, so a long stream is retried at once.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -31,17 +33,17 @@ use crate::transport::connection::Connection;
 use crate::transport::http2;
 use crate::{entropy, load};
 
-/// What a stream needs beside its connection.
+/// Settings of a load report stream.
 #[derive(Clone)]
 pub(crate) struct LoadStreamConfig {
     pub(crate) default_headers: DefaultHeaders,
     pub(crate) metrics: ChannelMetrics,
-    /// How often reports are wanted.
+    /// Report interval that the stream requests from the backend.
     pub(crate) every: Duration,
 }
 
-/// Asks the backend at the other end for reports, and hands on each that comes. It ends only if the backend has none to
-/// give.
+/// Requests load reports from the backend and passes each usable one to `report`. Completes only if the backend does
+/// not support out-of-band reports; otherwise it runs until dropped.
 pub(crate) async fn watch(
     connection: Arc<Connection>,
     config: LoadStreamConfig,
@@ -74,7 +76,8 @@ pub(crate) async fn watch(
         }
         tracing::debug!(%address, %error, "out-of-band load report stream ended");
         if has_reported {
-            // A51 wants the next attempt at once. A backend that ends each stream after a report would never rest.
+            // A51 retries at once. Without a minimum interval, a backend that ends each stream after one report would
+            // cause a busy loop.
             attempts = 0;
             sleep_until(began + backoff.initial).await;
         } else {
@@ -84,7 +87,7 @@ pub(crate) async fn watch(
     }
 }
 
-/// Hands on reports until the stream ends; answers whether there were messages, and why it ended.
+/// Passes reports to `report` until the stream ends. Returns true if any message was received, and the final status.
 async fn read_reports(
     client: &mut Grpc<ConnectionService>,
     config: &LoadStreamConfig,
@@ -112,7 +115,7 @@ async fn read_reports(
     }
 }
 
-/// Reports as they are on the wire: they are parsed as those on calls are.
+/// Codec that yields reports undecoded, so that they pass through the same parser as per-RPC reports.
 #[derive(Debug, Default)]
 struct OrcaReportCodec;
 
@@ -140,7 +143,7 @@ impl Decoder for OrcaReportCodec {
     }
 }
 
-/// Sends requests on one connection, whatever balancing says.
+/// Sends requests on one connection, without a pick. The attempts are not measured or counted as calls.
 struct ConnectionService {
     connection: Arc<Connection>,
     default_headers: DefaultHeaders,
