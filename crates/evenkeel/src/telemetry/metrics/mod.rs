@@ -1,15 +1,15 @@
 //! Metrics with gRPC's names, for OpenTelemetry (A66, A78, A79, A89, A91, A94, A96).
 //!
-//! The request path, the driver and the xDS thread tell [`ChannelMetrics`] what happens; nobody else knows about instruments. A
-//! channel without metrics has `ChannelMetrics::default()`, in which every meter is `None`. Without the feature `otel` the same
-//! types are empty and do nothing, so that callers need not care which of the two they have.
+//! The request path, the driver and the xDS thread report events to [`ChannelMetrics`]. Instruments are private to
+//! this module. A channel without metrics has `ChannelMetrics::default()`, in which every meter is `None`. Without the
+//! feature `otel` the same types are empty and do nothing, so callers need no `cfg`.
 //!
-//! | meter | begins | ends |
+//! | meter | starts | ends |
 //! |---|---|---|
-//! | [`CallMeter`] | with the call | with its status; dropped: as cancelled |
-//! | [`AttemptMeter`] | with the attempt, before the pick | with its status; its last clone dropped: as cancelled |
-//! | [`ConnectionMeter`] | when the connection is ready for calls | when it is lost; dropped: as shut down |
-//! | [`XdsMeter`] | with the xDS client | with it |
+//! | [`CallMeter`] | with the call | with its status; if dropped, as CANCELLED |
+//! | [`AttemptMeter`] | with the attempt, before the pick | with its status; if all clones are dropped, as CANCELLED |
+//! | [`ConnectionMeter`] | when the connection is established | on disconnect; if dropped, as subchannel shutdown |
+//! | [`XdsMeter`] | with the xDS client | when the client is dropped |
 
 use std::fmt;
 
@@ -27,27 +27,27 @@ pub(crate) use otel::{AttemptMeter, CallMeter, ChannelMetrics, ConnectionMeter, 
 #[cfg(feature = "otel")]
 pub use otel::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
 
-/// Why a connection is no longer used. The first reason that was seen counts (A94).
+/// Reason of a disconnect. Only the first reason of a connection is recorded (A94).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DisconnectReason {
-    /// The peer sent GOAWAY.
+    /// The peer sent GOAWAY with this error code.
     GoAway(Reason),
-    /// It is not needed any more.
+    /// The client closed the connection because no subchannel needs it.
     Shutdown,
-    /// The peer reset it.
+    /// The peer reset the TCP connection.
     Reset,
-    /// The peer was silent for too long.
+    /// The connection timed out, for example by keepalive.
     TimedOut,
-    /// It was aborted on our side.
+    /// The local side aborted the connection.
     Aborted,
-    /// Another error of the socket.
+    /// Any other socket error.
     Socket,
-    /// Anything else.
+    /// Any reason without a value of its own in A94.
     Unknown,
 }
 
 impl DisconnectReason {
-    /// The value of the label `grpc.disconnect_error`.
+    /// Returns the value of the label `grpc.disconnect_error`.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             DisconnectReason::GoAway(code) => go_away(code),
@@ -67,7 +67,8 @@ impl fmt::Display for DisconnectReason {
     }
 }
 
-/// A code that nobody has heard of counts as INTERNAL_ERROR (RFC 9113, section 7): peers must not make up label values.
+/// Returns the label value of a GOAWAY. Unknown codes count as INTERNAL_ERROR (RFC 9113, section 7), so a peer cannot
+/// create label values.
 fn go_away(code: Reason) -> &'static str {
     match code {
         Reason::NO_ERROR => "GOAWAY NO_ERROR",
@@ -87,12 +88,12 @@ fn go_away(code: Reason) -> &'static str {
     }
 }
 
-/// How a connection is protected, as far as we have kinds of it.
+/// Security level of a connection (A94). Integrity without privacy does not occur here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SecurityLevel {
-    /// Not at all.
+    /// Plaintext, without protection.
     None,
-    /// By TLS.
+    /// Protected by TLS.
     PrivacyAndIntegrity,
 }
 
@@ -124,7 +125,7 @@ mod tests {
         }
     }
 
-    /// What is not measured costs nothing.
+    /// A channel without metrics allocates nothing for its meters.
     #[test]
     fn without_metrics_nothing_is_kept() {
         let metrics = ChannelMetrics::default().for_target("dns:///a".into());

@@ -1,4 +1,6 @@
-//! The meters of a build without metrics: they take in everything, keep nothing and compile to nothing.
+//! No-op meters for builds without the feature `otel`.
+//!
+//! The types have the signatures of the `otel` module, are zero-sized and compile to nothing.
 
 #![expect(clippy::unused_self, reason = "the signatures are those of the feature `otel`")]
 

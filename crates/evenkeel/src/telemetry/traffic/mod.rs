@@ -1,7 +1,7 @@
-//! Calls counted for those who look inside: how many, how they ended, how long they took, what endpoints said of their load.
+//! Call statistics for the admin page: counts by outcome, latency histograms, and the reported load of endpoints.
 //!
-//! Nothing is counted, and no clock is read, until somebody [watches](enable). Without the feature `admin` nobody can, and the
-//! same types are empty and do nothing, so that the request path need not care.
+//! Nothing is counted and no clock is read until an admin watch calls [`enable`]. Without the feature `admin` the
+//! same types are empty and do nothing, so the request path needs no `cfg`.
 
 #[cfg(not(feature = "admin"))]
 mod off;

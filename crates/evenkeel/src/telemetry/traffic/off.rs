@@ -1,4 +1,6 @@
-//! The counters of a build in which nobody can look: they take in everything, keep nothing and compile to nothing.
+//! No-op statistics for builds without the feature `admin`.
+//!
+//! The types have the signatures of the `on` module, are zero-sized and compile to nothing.
 
 #![expect(clippy::unused_self, reason = "the signatures are those of the feature `admin`")]
 

@@ -1,7 +1,7 @@
-//! The counters.
+//! Atomic call counters and latency histograms, per channel and per address.
 //!
-//! A call adds to counters that other calls add to, and touches nothing else. Latencies go into buckets whose width is an
-//! eighth of their power of two: a quantile is off by 6 % at most.
+//! A call only increments shared atomics; it takes no lock. Latency buckets are an eighth of their power of two wide,
+//! so a quantile is off by at most about 6 %. The admin watcher computes rates and shares from two snapshots.
 
 use std::array;
 use std::collections::BTreeMap;
@@ -13,47 +13,47 @@ use evenkeel_core::{Address, Code, LoadReport};
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
-/// Counts from here on, in all channels of the process. It does not end: who looks once looks again.
+/// Starts counting in all channels of the process. Counting cannot be disabled again.
 pub(crate) fn enable() {
     ENABLED.store(true, Ordering::Relaxed);
 }
 
-/// The counters of a channel: of its calls, and of the attempts at each address.
+/// Statistics of a channel: of its calls, and of the attempts at each address.
 #[derive(Debug, Default)]
 pub(crate) struct ChannelStats {
     calls: CallStats,
-    /// An address is counted for as long as a connection or a watcher holds its counters.
+    /// Weak, so that the counters of an address exist only while a connection or a sample holds them.
     endpoints: Mutex<BTreeMap<Address, Weak<CallStats>>>,
 }
 
 impl ChannelStats {
-    /// A call begins.
+    /// Counts a call as started.
     pub(crate) fn start(&self) -> CallTimer {
         self.calls.start()
     }
 
-    /// A call ends; without a code it was given up.
+    /// Counts a call as finished. `None` means that the caller dropped the call before its status.
     pub(crate) fn finish(&self, timer: CallTimer, code: Option<Code>) {
         self.calls.finish(timer, code);
     }
 
-    /// Has the calls on a connection to this address counted.
+    /// Connects the statistics of a connection to the counters of its address. Only the first call has an effect.
     pub(crate) fn attach(&self, address: &Address, endpoint: &EndpointStats) {
         let _ = endpoint.0.set(self.for_address(address));
     }
 
-    /// The counters of all calls.
+    /// Returns the counters of all calls of the channel.
     pub(crate) fn calls(&self) -> &CallStats {
         &self.calls
     }
 
-    /// The counters of an address.
+    /// Returns the counters of an address, and creates them if no holder is left.
     pub(crate) fn for_address(&self, address: &Address) -> Arc<CallStats> {
         let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(stats) = endpoints.get(address).and_then(Weak::upgrade) {
             return stats;
         }
-        // Addresses come and go: those that are gone are forgotten whenever the table would grow over a power of two.
+        // Dead entries are removed only when the table is about to grow past a power of two, not on each insertion.
         if endpoints.len().is_power_of_two() {
             endpoints.retain(|_, stats| stats.strong_count() > 0);
         }
@@ -63,7 +63,7 @@ impl ChannelStats {
     }
 }
 
-/// Where the calls on one connection are counted.
+/// Statistics of one connection. They count nothing until [`ChannelStats::attach`] connects them to an address.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointStats(OnceLock<Arc<CallStats>>);
 
@@ -78,12 +78,12 @@ impl EndpointStats {
         }
     }
 
-    /// Whether somebody wants to know what the endpoint says of its load.
+    /// Returns true if load reports of the endpoint should be recorded.
     pub(crate) fn records_load(&self) -> bool {
         self.0.get().is_some() && ENABLED.load(Ordering::Relaxed)
     }
 
-    /// The endpoint said how busy it is.
+    /// Records a load report of the endpoint.
     pub(crate) fn load(&self, report: &LoadReport) {
         if let Some(stats) = self.0.get() {
             stats.load(report);
@@ -91,20 +91,20 @@ impl EndpointStats {
     }
 }
 
-/// When a call began, if it is counted.
+/// Start time of a call; `None` if counting was disabled when it started. A call without one is not counted at its end.
 #[derive(Debug, Default)]
 pub(crate) struct CallTimer(Option<Instant>);
 
-/// Counters of calls.
+/// Counters of calls or attempts. All of them only increase, except `utilization`.
 #[derive(Debug)]
 pub(crate) struct CallStats {
     started: AtomicU64,
     succeeded: AtomicU64,
     failed: AtomicU64,
     abandoned: AtomicU64,
-    /// The bits of a float; those of NaN while nothing was said.
+    /// Last reported utilization as the bits of an `f64`; NaN before the first report.
     utilization: AtomicU64,
-    /// Only where calls were counted.
+    /// Latency histogram, allocated when the first call ends. The buckets may wrap.
     latencies: OnceLock<Box<[AtomicU32; BUCKETS]>>,
 }
 
@@ -144,16 +144,17 @@ impl CallStats {
         ended.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Application utilisation comes before CPU, as weights have it (A58).
+    /// Records application utilization, or CPU utilization if the former is not set, as weights do (A58).
     fn load(&self, report: &LoadReport) {
         let reported = [report.application_utilization, report.cpu_utilization];
         let utilization = reported.into_iter().find(|value| *value > 0.0).unwrap_or(0.0);
         self.utilization.store(utilization.to_bits(), Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// Returns the current counts.
     pub(crate) fn snapshot(&self) -> CallStatsSnapshot {
-        // What ended first: a call that begins and ends in between is not counted as ended only.
+        // The counters of ended calls are read before `started`. Otherwise a call that starts and ends in between would
+        // count as ended but not as started.
         let succeeded = self.succeeded.load(Ordering::Relaxed);
         let failed = self.failed.load(Ordering::Relaxed);
         let abandoned = self.abandoned.load(Ordering::Relaxed);
@@ -172,7 +173,7 @@ impl CallStats {
     }
 }
 
-/// What a [`CallStats`] came to at one time.
+/// Counts of a [`CallStats`] at one time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallStatsSnapshot {
     pub(crate) started: u64,
@@ -184,7 +185,7 @@ pub(crate) struct CallStatsSnapshot {
 }
 
 impl CallStatsSnapshot {
-    /// Those of both; of what was said, the last.
+    /// Returns the sums of both. The utilization is that of `other`, if it has one.
     #[must_use]
     pub(crate) fn merge(self, other: CallStatsSnapshot) -> CallStatsSnapshot {
         let latencies = match (self.latencies, other.latencies) {
@@ -204,14 +205,15 @@ impl CallStatsSnapshot {
         }
     }
 
-    /// How long the given share of the calls took at most that ended since `before`, in milliseconds.
+    /// Returns latency quantiles, in milliseconds, of the calls that ended since `before`. They are `None` if no call
+    /// ended.
     pub(crate) fn quantiles<const N: usize>(
         &self,
         before: &CallStatsSnapshot,
         shares: [f64; N],
     ) -> [Option<f64>; N] {
         let Some(now) = &self.latencies else { return [None; N] };
-        // Counters may wrap; what is between two looks does not.
+        // Buckets may wrap. Their difference is still right unless 2^32 calls end between two samples.
         let since = |i: usize| match &before.latencies {
             Some(before) => now[i].wrapping_sub(before[i]),
             None => now[i],
@@ -229,7 +231,7 @@ impl CallStatsSnapshot {
     }
 }
 
-/// Eight for each power of two of microseconds, up to 67 s; the last one has the rest.
+/// Number of buckets: eight per power of two of microseconds, up to 67 s. The last one also holds longer calls.
 const BUCKETS: usize = 8 + 8 * 23;
 
 fn bucket(took: Duration) -> usize {
@@ -242,7 +244,7 @@ fn bucket(took: Duration) -> usize {
     (8 * (power - 2) + eighth).min(BUCKETS - 1)
 }
 
-/// The middle of a bucket, in milliseconds.
+/// Returns the middle of a bucket, in milliseconds.
 fn midpoint_ms(bucket: usize) -> f64 {
     if bucket < 8 {
         return (bucket as f64 + 0.5) / 1e3;

@@ -1,4 +1,6 @@
 //! Meters of calls and attempts (A66, A96).
+//!
+//! Each meter records its status exactly once, also if it is dropped. Latencies use tokio's clock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +15,7 @@ use super::channel::ChannelInstruments;
 use super::framing::MessageByteCounter;
 use super::instruments::{OtelInstruments, target, text};
 
-/// Measures one call. Finishes once; a call that is dropped before was cancelled.
+/// Meter of one call. It finishes once; dropping an unfinished meter records CANCELLED.
 #[derive(Debug)]
 pub(crate) struct CallMeter(Option<Box<OpenCall>>);
 
@@ -26,7 +28,7 @@ struct OpenCall {
     delay: Duration,
 }
 
-/// What a call and its attempts have in common.
+/// Labels and instruments that a call and its attempts share.
 #[derive(Clone, Debug)]
 struct MethodContext {
     channel: ChannelInstruments,
@@ -49,7 +51,7 @@ impl MethodContext {
 }
 
 impl CallMeter {
-    /// A call to the method at this path begins.
+    /// Starts the meter of a call to the method at this path. Methods that the filter rejects are recorded as `other`.
     pub(super) fn begin(channel: Option<&ChannelInstruments>, path: &str) -> CallMeter {
         let Some(channel) = channel.filter(|channel| channel.instruments.measure_calls()) else {
             return CallMeter(None);
@@ -69,7 +71,7 @@ impl CallMeter {
         })))
     }
 
-    /// An attempt begins; its endpoint is not chosen yet.
+    /// Starts the meter of an attempt, before its pick.
     pub(crate) fn start_attempt(&self) -> AttemptMeter {
         AttemptMeter(self.0.as_ref().map(|call| {
             if let Some(started) = &call.context.instruments().attempt_started {
@@ -86,7 +88,7 @@ impl CallMeter {
         }))
     }
 
-    /// The call is tried again, after it waited so long without an attempt.
+    /// Records a retry by policy. `delay` is the time without an active attempt.
     pub(crate) fn retried(&mut self, delay: Duration) {
         if let Some(call) = &mut self.0 {
             call.retries += 1;
@@ -94,21 +96,21 @@ impl CallMeter {
         }
     }
 
-    /// The call is tried again since nothing of it was processed.
+    /// Records a transparent retry.
     pub(crate) fn transparently_retried(&mut self) {
         if let Some(call) = &mut self.0 {
             call.transparent_retries += 1;
         }
     }
 
-    /// The call is over. Only the first end counts.
+    /// Records the end of the call. Only the first call has an effect.
     pub(crate) fn finish(&mut self, code: Code) {
         let Some(call) = self.0.take() else { return };
         let instruments = call.context.instruments();
         if let Some(duration) = &instruments.call_duration {
             duration.record(call.began.elapsed().as_secs_f64(), &call.context.attributes_with(code));
         }
-        // A96: what did not happen is not reported.
+        // A96: a call without retries records nothing, rather than zero.
         if let Some(retries) = instruments.call_retries.as_ref().filter(|_| call.retries > 0) {
             retries.record(call.retries, &call.context.attributes());
         }
@@ -129,8 +131,8 @@ impl Drop for CallMeter {
     }
 }
 
-/// Measures one attempt. The two bodies may each have a clone. Finishes once; an attempt of which the last clone is dropped
-/// before was cancelled.
+/// Meter of one attempt. The request body and the response body may each hold a clone. It finishes once; dropping the
+/// last clone of an unfinished meter records CANCELLED.
 #[derive(Clone, Debug)]
 pub(crate) struct AttemptMeter(Option<Arc<OpenAttempt>>);
 
@@ -145,7 +147,7 @@ struct OpenAttempt {
 }
 
 impl AttemptMeter {
-    /// An endpoint was picked, in this place if it is known.
+    /// Records the labels of the picked endpoint. `place` runs only if the attempt is measured.
     pub(crate) fn record_picked<'p>(&self, place: impl FnOnce() -> Option<&'p BackendLabels>) {
         if let Some((attempt, place)) = self.0.as_ref().and_then(|attempt| Some((attempt, place()?))) {
             attempt.label(|| LbLabels {
@@ -155,14 +157,14 @@ impl AttemptMeter {
         }
     }
 
-    /// A pick gave no endpoint, but came to this backend service (A89).
+    /// Records the backend service of a pick that returned no endpoint (A89).
     pub(crate) fn record_unpicked(&self, backend_service: Option<Arc<str>>) {
         if let Some(attempt) = &self.0 {
             attempt.label(|| LbLabels { backend_service, locality: None });
         }
     }
 
-    /// A piece of the request body was sent: messages with their framing, cut anywhere.
+    /// Counts a chunk of the request body. Chunks include gRPC framing and need not end at message boundaries.
     pub(crate) fn sent(&self, chunk: &[u8]) {
         if let Some(attempt) = self.0.as_ref().filter(|attempt| attempt.instruments().attempt_sent.is_some())
         {
@@ -170,7 +172,7 @@ impl AttemptMeter {
         }
     }
 
-    /// A piece of the response body came: messages with their framing, cut anywhere.
+    /// Counts a chunk of the response body. Chunks include gRPC framing and need not end at message boundaries.
     pub(crate) fn received(&self, chunk: &[u8]) {
         if let Some(attempt) =
             self.0.as_ref().filter(|attempt| attempt.instruments().attempt_received.is_some())
@@ -179,14 +181,14 @@ impl AttemptMeter {
         }
     }
 
-    /// The load report that came with the attempt's end, or something of it, is of no use.
+    /// Records that the load report in the attempt's trailers was ignored, in whole or in part.
     pub(crate) fn load_ignored(&self, why: IgnoredReason) {
         if let Some(attempt) = &self.0 {
             attempt.context.channel.load_ignored(why);
         }
     }
 
-    /// The attempt is over. Only the first end counts.
+    /// Records the end of the attempt. Only the first call has an effect.
     pub(crate) fn finish(&self, code: Code) {
         if let Some(attempt) = &self.0 {
             attempt.finish(code);
@@ -235,7 +237,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// gRPC's name of a code.
+/// Returns gRPC's name of a status code.
 fn status(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

@@ -1,75 +1,75 @@
-//! Which metrics there are: names, units and descriptions as the gRFCs give them, and what is on by default.
+//! Catalogue of metrics: names, units and buckets as the gRFCs define them, descriptions, and the default selection.
 
-/// A metric. The gRFC of each says what it counts; all have the label `grpc.target`.
+/// A metric. Its gRFC defines its meaning. All metrics have the label `grpc.target`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Metric {
-    /// `grpc.client.attempt.started` (A66)
+    /// `grpc.client.attempt.started` (A66): number of attempts started.
     AttemptStarted,
-    /// `grpc.client.attempt.duration` (A66)
+    /// `grpc.client.attempt.duration` (A66): latency of attempts, from before the pick to the status.
     AttemptDuration,
-    /// `grpc.client.attempt.sent_total_compressed_message_size` (A66)
+    /// `grpc.client.attempt.sent_total_compressed_message_size` (A66): request bytes per attempt.
     AttemptSentSize,
-    /// `grpc.client.attempt.rcvd_total_compressed_message_size` (A66)
+    /// `grpc.client.attempt.rcvd_total_compressed_message_size` (A66): response bytes per attempt.
     AttemptReceivedSize,
-    /// `grpc.client.call.duration` (A66)
+    /// `grpc.client.call.duration` (A66): end-to-end latency of calls, with all attempts.
     CallDuration,
-    /// `grpc.client.call.retries` (A96)
+    /// `grpc.client.call.retries` (A96): number of retries of a call that was retried.
     CallRetries,
-    /// `grpc.client.call.transparent_retries` (A96)
+    /// `grpc.client.call.transparent_retries` (A96): number of transparent retries of a call that had any.
     CallTransparentRetries,
-    /// `grpc.client.call.retry_delay` (A96)
+    /// `grpc.client.call.retry_delay` (A96): time without an active attempt, for calls that were retried.
     CallRetryDelay,
-    /// `grpc.lb.wrr.rr_fallback` (A78)
+    /// `grpc.lb.wrr.rr_fallback` (A78): scheduler updates that fell back to round robin.
     WrrRrFallback,
-    /// `grpc.lb.wrr.endpoint_weight_not_yet_usable` (A78)
+    /// `grpc.lb.wrr.endpoint_weight_not_yet_usable` (A78): endpoints without a usable weight, per scheduler update.
     WrrEndpointWeightNotYetUsable,
-    /// `grpc.lb.wrr.endpoint_weight_stale` (A78)
+    /// `grpc.lb.wrr.endpoint_weight_stale` (A78): endpoints with an expired weight, per scheduler update.
     WrrEndpointWeightStale,
-    /// `grpc.lb.wrr.endpoint_weights` (A78)
+    /// `grpc.lb.wrr.endpoint_weights` (A78): weights of endpoints, per scheduler update.
     WrrEndpointWeights,
-    /// `grpc.lb.outlier_detection.ejections_enforced` (A91)
+    /// `grpc.lb.outlier_detection.ejections_enforced` (A91): number of ejections.
     OutlierEjectionsEnforced,
-    /// `grpc.lb.outlier_detection.ejections_unenforced` (A91)
+    /// `grpc.lb.outlier_detection.ejections_unenforced` (A91): outliers that were not ejected.
     OutlierEjectionsUnenforced,
-    /// `grpc.subchannel.disconnections` (A94)
+    /// `grpc.subchannel.disconnections` (A94): number of disconnects.
     SubchannelDisconnections,
-    /// `grpc.subchannel.connection_attempts_succeeded` (A94)
+    /// `grpc.subchannel.connection_attempts_succeeded` (A94): number of established connections.
     SubchannelConnectionAttemptsSucceeded,
-    /// `grpc.subchannel.connection_attempts_failed` (A94)
+    /// `grpc.subchannel.connection_attempts_failed` (A94): number of failed connection attempts.
     SubchannelConnectionAttemptsFailed,
-    /// `grpc.subchannel.open_connections` (A94)
+    /// `grpc.subchannel.open_connections` (A94): number of open connections.
     SubchannelOpenConnections,
-    /// `grpc.xds_client.connected` (A78)
+    /// `grpc.xds_client.connected` (A78): 1 while the ADS stream works, 0 otherwise.
     XdsConnected,
-    /// `grpc.xds_client.server_failure` (A78)
+    /// `grpc.xds_client.server_failure` (A78): transitions of the xDS server to unhealthy.
     XdsServerFailure,
-    /// `grpc.xds_client.resource_updates_valid` (A78)
+    /// `grpc.xds_client.resource_updates_valid` (A78): valid resources received.
     XdsResourceUpdatesValid,
-    /// `grpc.xds_client.resource_updates_invalid` (A78)
+    /// `grpc.xds_client.resource_updates_invalid` (A78): invalid resources received (NACK).
     XdsResourceUpdatesInvalid,
-    /// `grpc.xds_client.resources` (A78, A88)
+    /// `grpc.xds_client.resources` (A78, A88): number of resources by cache state.
     XdsResources,
-    /// `evenkeel.client.load_reports.ignored`, with the label `evenkeel.reason`
+    /// `evenkeel.client.load_reports.ignored`: load reports ignored in whole or in part, with the label `evenkeel.reason`.
     LoadReportsIgnored,
 }
 
-/// A label that metrics have only if asked for.
+/// An optional metric label. It is off unless [`OtelMetricsBuilder::label`](super::OtelMetricsBuilder::label) adds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum MetricLabel {
-    /// `grpc.lb.locality`: on attempts, subchannels and weighted round robin (A78).
+    /// `grpc.lb.locality`, on metrics of attempts, subchannels and weighted round robin (A78).
     Locality,
-    /// `grpc.lb.backend_service`, the cluster: on the same and on outlier detection (A89).
+    /// `grpc.lb.backend_service`, the cluster, on the same metrics and those of outlier detection (A89).
     BackendService,
-    /// `grpc.disconnect_error`: why connections were lost (A94).
+    /// `grpc.disconnect_error`, the reason of a disconnect (A94).
     DisconnectError,
-    /// `grpc.security_level`: how open connections are protected (A94).
+    /// `grpc.security_level`, the protection of open connections (A94).
     SecurityLevel,
 }
 
 impl MetricLabel {
-    /// Its name.
+    /// Returns the attribute key of the label.
     pub fn name(self) -> &'static str {
         match self {
             MetricLabel::Locality => "grpc.lb.locality",
@@ -80,16 +80,16 @@ impl MetricLabel {
     }
 }
 
-/// How a histogram is divided (A66, A96).
+/// Bucket boundaries of a histogram (A66, A96).
 #[derive(Clone, Copy)]
 pub(super) enum HistogramBuckets {
     Latency,
     Size,
-    /// From 1 to 5.
+    /// 1 to 5, for numbers of retries.
     Few,
-    /// From 1 to 5, and 10.
+    /// 1 to 5 and 10, for numbers of transparent retries.
     FewAndTen,
-    /// As the SDK has it.
+    /// Default boundaries of the OpenTelemetry SDK.
     Default,
 }
 
@@ -113,7 +113,7 @@ impl HistogramBuckets {
 }
 
 impl Metric {
-    /// All of them.
+    /// All metrics, in order of definition.
     pub const ALL: [Metric; 24] = [
         Metric::AttemptStarted,
         Metric::AttemptDuration,
@@ -141,7 +141,7 @@ impl Metric {
         Metric::LoadReportsIgnored,
     ];
 
-    /// Its name.
+    /// Returns the instrument name.
     pub fn name(self) -> &'static str {
         match self {
             Metric::AttemptStarted => "grpc.client.attempt.started",
@@ -171,7 +171,7 @@ impl Metric {
         }
     }
 
-    /// Its unit.
+    /// Returns the unit, in UCUM notation.
     pub fn unit(self) -> &'static str {
         match self {
             Metric::AttemptDuration | Metric::CallDuration | Metric::CallRetryDelay => "s",
@@ -196,7 +196,7 @@ impl Metric {
         }
     }
 
-    /// What it says, for those who read it.
+    /// Returns the description that exporters attach to the instrument.
     pub fn description(self) -> &'static str {
         match self {
             Metric::AttemptStarted => "Attempts started, also those that are still under way",
@@ -238,7 +238,8 @@ impl Metric {
         }
     }
 
-    /// Whether it is on unless turned off: those of A66 are, and our own; gRPC's experimental ones are not (A79).
+    /// Returns true if the metric is on by default. Metrics of A66 and evenkeel's own are; gRPC's experimental ones are
+    /// not (A79).
     pub fn is_on_by_default(self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! What one channel has of the instruments, and the meters of its connections and policies (A78, A91, A94).
+//! Metrics of one channel: its share of the instruments, and the meters of connections and policies (A78, A91, A94).
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use super::instruments::{OtelInstruments, target, text};
 use super::xds::XdsMeter;
 use crate::telemetry::metrics::{DisconnectReason, SecurityLevel};
 
-/// The metrics of one channel; by default none.
+/// Metrics of one channel. The default records nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChannelMetrics(Option<ChannelInstruments>);
 
-/// A channel that is measured.
+/// Shared instruments with the target of one channel.
 #[derive(Clone, Debug)]
 pub(super) struct ChannelInstruments {
     pub(super) instruments: Arc<OtelInstruments>,
@@ -31,27 +31,28 @@ impl From<&OtelMetrics> for ChannelMetrics {
 }
 
 impl ChannelMetrics {
-    /// The same for the channel with this target, in its canonical form (A66).
+    /// Returns the same metrics for the channel with this target, in canonical form (A66).
     pub(crate) fn for_target(&self, target: Arc<str>) -> ChannelMetrics {
         ChannelMetrics(self.0.clone().map(|channel| ChannelInstruments { target, ..channel }))
     }
 
-    /// Whether the core should measure ([`evenkeel_core::CoreBuilder::measure`]).
+    /// Returns true if the core should emit measurements ([`evenkeel_core::CoreBuilder::measure`]).
     pub(crate) fn records_policies(&self) -> bool {
         self.0.as_ref().is_some_and(|channel| channel.instruments.measure_policies())
     }
 
-    /// Whether it matters where a subchannel stands ([`evenkeel_core::Core::labels`]); if not, nobody need look it up.
+    /// Returns true if metrics need the labels of a subchannel ([`evenkeel_core::Core::labels`]). Otherwise the driver
+    /// skips the lookup.
     pub(crate) fn needs_labels(&self) -> bool {
         self.0.as_ref().is_some_and(|channel| channel.instruments.needs_labels())
     }
 
-    /// A call to the method at this path begins.
+    /// Starts the meter of a call to the method at this path.
     pub(crate) fn call(&self, path: &str) -> CallMeter {
         CallMeter::begin(self.0.as_ref(), path)
     }
 
-    /// A connection attempt succeeded.
+    /// Records a successful connection attempt and starts the meter of the connection.
     pub(crate) fn connected(&self, labels: LbLabels, security: SecurityLevel) -> ConnectionMeter {
         let Some(channel) = &self.0 else { return ConnectionMeter(None) };
         let connection = OpenConnection { channel: channel.clone(), labels, security };
@@ -62,7 +63,7 @@ impl ChannelMetrics {
         ConnectionMeter(Some(connection))
     }
 
-    /// A connection attempt failed. One that was given up since nobody needs it any more has not (A94).
+    /// Records a failed connection attempt. A cancelled attempt is not a failure and must not be recorded (A94).
     pub(crate) fn connect_failed(&self, labels: &LbLabels) {
         if let Some(channel) = &self.0
             && let Some(failed) = &channel.instruments.attempts_failed
@@ -71,14 +72,14 @@ impl ChannelMetrics {
         }
     }
 
-    /// A load report that came out of band, or something of it, is of no use.
+    /// Records that an out-of-band load report was ignored, in whole or in part.
     pub(crate) fn load_ignored(&self, why: IgnoredReason) {
         if let Some(channel) = &self.0 {
             channel.load_ignored(why);
         }
     }
 
-    /// A pass of the core measured something.
+    /// Records a measurement of a policy. Kinds without an instrument are skipped.
     pub(crate) fn record_measurement(&self, measurement: &Measurement) {
         let Some(channel) = &self.0 else { return };
         match measurement {
@@ -88,7 +89,7 @@ impl ChannelMetrics {
         }
     }
 
-    /// The meter of the channel's xDS client.
+    /// Starts the meter of the channel's xDS client.
     pub(crate) fn xds(&self) -> XdsMeter {
         XdsMeter::begin(self.0.as_ref())
     }
@@ -149,7 +150,7 @@ impl ChannelInstruments {
     }
 }
 
-/// Measures one connection. It is lost once; one that is dropped before was not needed any more.
+/// Meter of one connection. It records one disconnect. Dropping an open meter records a subchannel shutdown.
 #[derive(Debug)]
 pub(crate) struct ConnectionMeter(Option<OpenConnection>);
 
@@ -161,7 +162,7 @@ struct OpenConnection {
 }
 
 impl ConnectionMeter {
-    /// The connection takes no more calls. Only the first reason counts (A94).
+    /// Records the disconnect. Only the first call has an effect (A94).
     pub(crate) fn lost(&mut self, reason: DisconnectReason) {
         let Some(connection) = self.0.take() else { return };
         connection.count(-1);
@@ -195,7 +196,7 @@ impl OpenConnection {
 }
 
 impl SecurityLevel {
-    /// The value of the label `grpc.security_level` (A94).
+    /// Returns the value of the label `grpc.security_level` (A94).
     fn as_str(self) -> &'static str {
         match self {
             SecurityLevel::None => "none",

@@ -1,14 +1,15 @@
-//! Counts the bytes of messages in a body, without gRPC's framing (A66).
+//! Counter of message bytes in a gRPC body, without the framing (A66).
 //!
-//! A body is a sequence of messages, each after five bytes: a flag and its length. Pieces of a body are cut anywhere.
+//! Each message follows a five-byte prefix: the compressed flag and the length. Chunks of a body may be cut anywhere,
+//! also inside a prefix. Messages are not decompressed or buffered.
 
-/// How far a body has been read.
+/// Incremental parser of the length prefixes. It counts message bytes, compressed if the messages are.
 #[derive(Debug, Default)]
 pub(super) struct MessageByteCounter {
-    /// The bytes of the frame's head that were read, the first `head` of them.
+    /// Bytes of the current prefix, of which the first `head` are valid.
     head_bytes: [u8; PREFIX_LEN],
     head: usize,
-    /// What is left of the message.
+    /// Number of bytes of the current message still to come.
     left: usize,
     messages: u64,
 }
@@ -16,7 +17,7 @@ pub(super) struct MessageByteCounter {
 const PREFIX_LEN: usize = 5;
 
 impl MessageByteCounter {
-    /// Takes in the next piece.
+    /// Counts the next chunk of the body.
     pub(super) fn take(&mut self, mut chunk: &[u8]) {
         while !chunk.is_empty() {
             let wanted = if self.left > 0 { self.left } else { PREFIX_LEN - self.head };
@@ -39,7 +40,7 @@ impl MessageByteCounter {
         }
     }
 
-    /// The bytes of messages so far.
+    /// Returns the number of message bytes so far.
     pub(super) fn messages(&self) -> u64 {
         self.messages
     }
@@ -49,7 +50,7 @@ impl MessageByteCounter {
 mod tests {
     use super::*;
 
-    /// Messages of these lengths, framed.
+    /// Returns a body of framed messages with these lengths.
     fn framed(lengths: &[usize]) -> Vec<u8> {
         let message = |length: &usize| {
             let head = [[1].to_vec(), (*length as u32).to_be_bytes().to_vec()].concat();

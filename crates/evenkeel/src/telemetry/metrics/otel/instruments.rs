@@ -1,4 +1,4 @@
-//! The instruments that are enabled.
+//! OpenTelemetry instruments of the enabled metrics, and the attributes that several of them share.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use opentelemetry::{KeyValue, Value};
 use super::catalogue::{Metric, MetricLabel};
 use super::xds::XdsClientRegistry;
 
-/// What the user chose.
+/// Enabled metrics, optional labels and the method filter, as the builder collected them.
 pub(super) struct MetricSelection {
     pub(super) metrics: BTreeSet<Metric>,
     pub(super) labels: BTreeSet<MetricLabel>,
@@ -27,7 +27,7 @@ impl fmt::Debug for MetricSelection {
     }
 }
 
-/// One instrument per metric that is enabled; those of the xDS client are read when they are exported.
+/// One instrument per enabled metric, `None` if disabled. Those of xDS clients are observable and read on export.
 #[derive(Debug)]
 pub(super) struct OtelInstruments {
     pub(super) selection: MetricSelection,
@@ -97,12 +97,13 @@ impl OtelInstruments {
         self.selection.labels.contains(&label)
     }
 
-    /// Whether it is of interest where something happens.
+    /// Returns true if a locality or backend service label is enabled.
     pub(super) fn needs_labels(&self) -> bool {
         self.has_label(MetricLabel::Locality) || self.has_label(MetricLabel::BackendService)
     }
 
-    /// Whether anything is counted per call.
+    /// Returns true if any metric of calls or attempts is enabled. Ignored load reports are included, because attempts
+    /// report them.
     pub(super) fn measure_calls(&self) -> bool {
         self.attempt_started.is_some()
             || self.attempt_duration.is_some()
@@ -115,7 +116,7 @@ impl OtelInstruments {
             || self.load_ignored.is_some()
     }
 
-    /// Whether anything is counted of what policies measure.
+    /// Returns true if any metric of load balancing policies is enabled.
     pub(super) fn measure_policies(&self) -> bool {
         self.wrr_rr_fallback.is_some()
             || self.wrr_not_yet_usable.is_some()
@@ -125,7 +126,7 @@ impl OtelInstruments {
             || self.outliers_unenforced.is_some()
     }
 
-    /// Adds those of the optional labels about the place that are on; unknown is empty (A78, A89).
+    /// Appends the enabled locality and backend service labels. An unknown value becomes an empty string (A78, A89).
     pub(super) fn push_labels(&self, attributes: &mut Vec<KeyValue>, labels: &LbLabels) {
         for (label, value) in [
             (MetricLabel::Locality, &labels.locality),
@@ -138,12 +139,12 @@ impl OtelInstruments {
     }
 }
 
-/// A label that every metric has.
+/// Returns the label `grpc.target`, which every metric has.
 pub(super) fn target(target: &Arc<str>) -> KeyValue {
     KeyValue::new("grpc.target", text(target.clone()))
 }
 
-/// Text that is shared, not copied.
+/// Returns an attribute value that shares the text instead of copying it.
 pub(super) fn text(text: Arc<str>) -> Value {
     Value::String(text.into())
 }

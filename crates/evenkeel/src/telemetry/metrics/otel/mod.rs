@@ -1,7 +1,7 @@
-//! The meters of a build with metrics, and what users choose about them.
+//! OpenTelemetry metrics: the public settings and the meters of channels.
 //!
-//! [`OtelMetrics`] makes the instruments, once; channels share them. What is not enabled has no instrument, and nothing is
-//! collected for it.
+//! [`OtelMetrics`] creates the instruments once, and channels share them. A disabled metric has no instrument, and
+//! nothing is collected for it.
 
 mod call;
 mod catalogue;
@@ -24,23 +24,24 @@ pub(crate) use xds::XdsMeter;
 
 use instruments::{MetricSelection, OtelInstruments};
 
-/// Metrics with gRPC's names, for OpenTelemetry. Give it to the builders of the channels that are to be measured.
+/// Metrics with gRPC's names, for OpenTelemetry. Pass it to the builder of each channel to be measured.
 ///
-/// The provider is yours; the global one is never used (A66). What A66 defines for calls and attempts is on. What gRPC
-/// calls experimental is off until you enable it ([`OtelMetrics::builder`]), and so are the optional labels.
+/// The application supplies the meter provider; the global one is never used (A66). The metrics of A66 for calls and
+/// attempts are on by default. Experimental metrics and optional labels are off until enabled
+/// ([`OtelMetrics::builder`]).
 ///
-/// Cloning is cheap, and clones are the same. Make one for each provider: two would count the same things into the same
-/// instruments.
+/// Clones are cheap and share the instruments. Create one per provider: a second one would report into instruments of
+/// the same names.
 #[derive(Clone, Debug)]
 pub struct OtelMetrics(Arc<OtelInstruments>);
 
 impl OtelMetrics {
-    /// What is on by default.
+    /// Creates metrics with the default selection ([`Metric::is_on_by_default`]) and no optional labels.
     pub fn new(provider: &dyn MeterProvider) -> OtelMetrics {
         OtelMetrics::builder(provider).build()
     }
 
-    /// Settings for other choices.
+    /// Returns a builder that starts from the default selection.
     ///
     /// ```
     /// use evenkeel::{Metric, MetricLabel, OtelMetrics};
@@ -60,21 +61,21 @@ impl OtelMetrics {
     }
 }
 
-/// Settings of [`OtelMetrics`].
+/// Builder of [`OtelMetrics`], from [`OtelMetrics::builder`].
 pub struct OtelMetricsBuilder {
     meter: Meter,
     selection: MetricSelection,
 }
 
 impl OtelMetricsBuilder {
-    /// Turns metrics on.
+    /// Enables these metrics in addition to those already enabled.
     #[must_use]
     pub fn enable(mut self, metrics: impl IntoIterator<Item = Metric>) -> OtelMetricsBuilder {
         self.selection.metrics.extend(metrics);
         self
     }
 
-    /// Turns metrics off.
+    /// Disables these metrics, including those that are on by default.
     #[must_use]
     pub fn disable(mut self, metrics: impl IntoIterator<Item = Metric>) -> OtelMetricsBuilder {
         for metric in metrics {
@@ -83,15 +84,18 @@ impl OtelMetricsBuilder {
         self
     }
 
-    /// Adds an optional label to all metrics that can have it. Each value that it takes is a further series.
+    /// Adds an optional label to all metrics that support it. Each value of the label creates a further series.
     #[must_use]
     pub fn label(mut self, label: MetricLabel) -> OtelMetricsBuilder {
         self.selection.labels.insert(label);
         self
     }
 
-    /// Says which methods, as `package.Service/Method`, are recorded under their names; the others are `other`. Without it
-    /// all are: meant for programs whose method names come from elsewhere, and so without bound.
+    /// Sets the filter for the label `grpc.method` (A66). It receives `package.Service/Method`; methods for which it
+    /// returns false are recorded as `other`.
+    ///
+    /// Without a filter every method is recorded by name. Set one if method names come from outside, such as in a
+    /// proxy, because they are then unbounded.
     #[must_use]
     pub fn method_filter(
         mut self,
@@ -101,7 +105,7 @@ impl OtelMetricsBuilder {
         self
     }
 
-    /// Makes the instruments.
+    /// Creates the instruments of the enabled metrics.
     pub fn build(self) -> OtelMetrics {
         OtelMetrics(Arc::new(OtelInstruments::new(&self.meter, self.selection)))
     }

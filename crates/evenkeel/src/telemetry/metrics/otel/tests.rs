@@ -28,19 +28,19 @@ use crate::telemetry::metrics::{DisconnectReason, SecurityLevel};
 
 const TARGET: &str = "xds:///orders";
 
-/// A provider whose metrics can be looked at.
+/// Meter provider with an in-memory exporter.
 struct Exported {
     provider: SdkMeterProvider,
     exporter: InMemoryMetricExporter,
 }
 
-/// One metric as it was exported.
+/// One exported metric.
 #[derive(Debug, Default, PartialEq)]
 struct RecordedMetric {
     kind: &'static str,
     unit: String,
     bounds: Vec<f64>,
-    /// `a=x b=y` to the value; of a histogram `count/sum`.
+    /// Map from labels, as `a=x b=y`, to the value; for a histogram `count/sum`.
     series: BTreeMap<String, String>,
 }
 
@@ -51,18 +51,18 @@ impl Exported {
         Exported { provider: SdkMeterProvider::builder().with_reader(reader).build(), exporter }
     }
 
-    /// The metrics of a channel, with these settings.
+    /// Returns the metrics of a channel with these settings.
     fn metrics(&self, choose: impl FnOnce(OtelMetricsBuilder) -> OtelMetricsBuilder) -> ChannelMetrics {
         let metrics = choose(OtelMetrics::builder(&self.provider)).build();
         ChannelMetrics::from(&metrics).for_target(TARGET.into())
     }
 
-    /// The metrics of a channel, with everything on.
+    /// Returns the metrics of a channel with everything enabled.
     fn all(&self) -> ChannelMetrics {
         self.metrics(everything)
     }
 
-    /// What there is by now, by name.
+    /// Returns the metrics exported so far, by name.
     fn seen(&self) -> BTreeMap<String, RecordedMetric> {
         self.exporter.reset();
         self.provider.force_flush().unwrap();
@@ -87,7 +87,7 @@ impl Exported {
             .collect()
     }
 
-    /// The series of one metric; none if it was not exported.
+    /// Returns the series of one metric; empty if it was not exported.
     fn series(&self, metric: Metric) -> Vec<(String, String)> {
         self.seen().remove(metric.name()).unwrap_or_default().series.into_iter().collect()
     }
@@ -133,12 +133,12 @@ fn seen<T: Copy + Display>(data: &MetricData<T>) -> RecordedMetric {
     }
 }
 
-/// The labels in the order of their names, without what all names begin with.
+/// Formats the labels sorted by name, without the prefix `grpc.`.
 fn labels<'a>(attributes: impl Iterator<Item = &'a KeyValue>) -> String {
     let mut all: Vec<String> = attributes
         .map(|label| {
             let name = label.key.as_str();
-            // Ours keep their prefix.
+            // Labels with the prefix `evenkeel.` keep it.
             let name = name.strip_prefix("grpc.").unwrap_or(name);
             format!("{name}={}", label.value.as_str())
         })
@@ -161,12 +161,12 @@ fn at() -> LbLabels {
 
 const LOCALITY: &str = "{region=\"r\", zone=\"z\", sub_zone=\"\"}";
 
-/// A message of so many bytes in its frame.
+/// Returns a framed message of this length.
 fn message(length: u8) -> Vec<u8> {
     [vec![0, 0, 0, 0, length], vec![7; length.into()]].concat()
 }
 
-/// A call that used everything there is.
+/// Runs a call with a retry, a transparent retry and load reports.
 async fn busy_call(metrics: &ChannelMetrics) {
     let place = place();
     let mut call = metrics.call("/shop.Orders/Get");
@@ -232,7 +232,7 @@ async fn calls_and_attempts() {
     assert_eq!(exported.series(Metric::CallRetryDelay), one(call, "1/0.5"));
 }
 
-/// A66: a caller that goes away cancelled the call. A96: a call without retries reports none.
+/// A66: dropping a call records CANCELLED. A96: a call without retries records none.
 #[tokio::test(start_paused = true)]
 async fn calls_that_are_dropped_were_cancelled() {
     let exported = Exported::new();
@@ -255,7 +255,7 @@ async fn calls_that_are_dropped_were_cancelled() {
     }
 }
 
-/// A66: codes have gRPC's names.
+/// A66: `grpc.status` uses gRPC's names of status codes.
 #[tokio::test(start_paused = true)]
 async fn every_code_has_its_name() {
     let exported = Exported::new();
@@ -288,7 +288,7 @@ async fn every_code_has_its_name() {
     assert_eq!(exported.series(Metric::CallDuration), expected);
 }
 
-/// A66, A79: what is on by default, and what is not.
+/// A66, A79: default selection of metrics and labels.
 #[tokio::test(start_paused = true)]
 async fn what_is_experimental_is_off_by_default() {
     let exported = Exported::new();
@@ -312,7 +312,7 @@ async fn what_is_experimental_is_off_by_default() {
     assert_eq!(labels, "method=shop.Orders/Get status=OK target=xds:///orders", "no optional label");
 }
 
-/// A79: each can be turned on and off by itself; with nothing on, calls keep nothing.
+/// A79: each metric can be enabled and disabled on its own. With none enabled, calls allocate nothing.
 #[tokio::test(start_paused = true)]
 async fn each_metric_is_a_choice() {
     for metric in Metric::ALL {
@@ -330,7 +330,7 @@ async fn each_metric_is_a_choice() {
     drop(xds);
 }
 
-/// Everything that can be measured, once.
+/// Records every metric once.
 async fn feed(metrics: &ChannelMetrics) -> (super::XdsMeter, AdsClient) {
     busy_call(metrics).await;
     metrics.connect_failed(&at());
@@ -344,7 +344,7 @@ async fn feed(metrics: &ChannelMetrics) -> (super::XdsMeter, AdsClient) {
     (meter, client)
 }
 
-/// A66, A78, A91, A94, A96: every instrument has the kind, the unit and the buckets that its gRFC gives it.
+/// A66, A78, A91, A94, A96: every instrument has the kind, unit and buckets that its gRFC defines.
 #[tokio::test(start_paused = true)]
 async fn every_instrument_is_as_its_grfc_has_it() {
     let exported = Exported::new();
@@ -413,7 +413,7 @@ async fn every_instrument_is_as_its_grfc_has_it() {
     drop(xds);
 }
 
-/// Reports of no use, on calls and out of band, by reason.
+/// Ignored load reports, per RPC and out of band, are counted by reason.
 #[tokio::test(start_paused = true)]
 async fn load_reports_of_no_use_are_counted() {
     let exported = Exported::new();
@@ -428,7 +428,7 @@ async fn load_reports_of_no_use_are_counted() {
     assert_eq!(exported.series(Metric::LoadReportsIgnored), expected);
 }
 
-/// A66: a method that is not for the record.
+/// A66: a method that the filter rejects is recorded as `other`.
 #[tokio::test(start_paused = true)]
 async fn methods_can_be_left_out() {
     let exported = Exported::new();
@@ -443,7 +443,7 @@ async fn methods_can_be_left_out() {
     assert_eq!(exported.series(Metric::AttemptStarted), expected);
 }
 
-/// A91, A89: where nothing is known of the place, optional labels are empty.
+/// A91, A89: optional labels are empty if locality and backend service are unknown.
 #[tokio::test(start_paused = true)]
 async fn unknown_places_are_empty() {
     let exported = Exported::new();
@@ -545,7 +545,7 @@ fn ejections() {
     );
 }
 
-/// A client that was sent one good and one bad cluster by its server, and has not heard of an old-style listener.
+/// Returns a client that received one valid and one invalid cluster, and still waits for an old-style listener.
 fn client() -> AdsClient {
     let creds = r#""channel_creds": [{"type": "insecure"}]"#;
     let bootstrap = format!(
@@ -628,7 +628,7 @@ fn xds_clients() {
     assert_eq!(exported.series(Metric::XdsResources), []);
 }
 
-/// XM-1: clients of several channels have series of their own.
+/// XM-1: clients of several channels have separate series.
 #[test]
 fn clients_of_two_targets() {
     let exported = Exported::new();

@@ -1,7 +1,7 @@
 //! Meters of xDS clients (A78, A88).
 //!
-//! The thread of a client publishes how things stand; exporters read what was published last. Instruments that are read on
-//! export cannot be taken back, so there is one set of them for all clients, and a client that is gone is not reported.
+//! The xDS thread publishes statistics, and exporters observe the last published ones. An observable instrument cannot
+//! be unregistered. Therefore all clients share one set of instruments, and dropped clients are skipped on export.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, Weak};
@@ -16,15 +16,15 @@ use super::catalogue::Metric;
 use super::channel::ChannelInstruments;
 use super::instruments::{target, text};
 
-/// The clients that there are.
+/// Registry of the xDS clients to report.
 #[derive(Debug, Default)]
 pub(super) struct XdsClientRegistry {
     known: Mutex<Vec<Weak<XdsClientStats>>>,
-    /// Whether resources are counted by state; that takes a look at all of them.
+    /// True if resources are counted by state. Counting visits every resource, so it is skipped otherwise.
     counts_resources: bool,
 }
 
-/// How things stand with one client.
+/// Statistics that one client published last.
 #[derive(Debug)]
 struct XdsClientStats {
     target: Arc<str>,
@@ -33,7 +33,7 @@ struct XdsClientStats {
 }
 
 impl XdsClientRegistry {
-    /// Makes the instruments that are enabled, if there are any.
+    /// Creates the enabled instruments. Returns `None` if no xDS metric is enabled.
     pub(super) fn register(meter: &Meter, enabled: &BTreeSet<Metric>) -> Option<Arc<XdsClientRegistry>> {
         let is_on = |metric| enabled.contains(&metric);
         let clients = Arc::new(XdsClientRegistry {
@@ -45,7 +45,7 @@ impl XdsClientRegistry {
             let gauge = meter.u64_observable_gauge(metric.name()).with_unit(metric.unit());
             let gauge = gauge.with_description(metric.description()).with_callback(move |gauge| {
                 clients.each_server(|tally, attributes| {
-                    // A fallback server that nobody needs is not in trouble.
+                    // An unused fallback server has no stream, which is not a failure.
                     if tally.in_use {
                         gauge.observe(u64::from(tally.connected), attributes);
                     }
@@ -96,7 +96,7 @@ impl XdsClientRegistry {
         any.into_iter().any(is_on).then_some(clients)
     }
 
-    /// All servers, with the labels of each.
+    /// Calls `each` for every server of every live client, with its labels.
     fn each_server(&self, mut each: impl FnMut(&ServerStats, &[KeyValue])) {
         for client_stats in self.live_clients() {
             for tally in lock(&client_stats.servers).iter() {
@@ -109,6 +109,7 @@ impl XdsClientRegistry {
     fn each_resource(&self, mut each: impl FnMut(&ResourceCounts, &[KeyValue])) {
         for client_stats in self.live_clients() {
             for census in lock(&client_stats.resources).iter() {
+                // A78: resource names without `xdstp:` have the authority `#old`.
                 let authority = census.authority.clone().unwrap_or_else(|| "#old".into());
                 let attributes = [
                     target(&client_stats.target),
@@ -128,14 +129,14 @@ impl XdsClientRegistry {
     }
 }
 
-/// Which of a server's counts an instrument reports.
+/// Selects the counts of a server that an instrument reports.
 type UpdateCounts = fn(&ServerStats) -> &BTreeMap<ResourceType, u64>;
 
 fn resource_type(kind: ResourceType) -> KeyValue {
     KeyValue::new("grpc.xds.resource_type", kind.message())
 }
 
-/// Measures one xDS client, for as long as it lives.
+/// Meter of one xDS client. The client is reported until its meter is dropped.
 #[derive(Debug)]
 pub(crate) struct XdsMeter(Option<(Arc<XdsClientRegistry>, Arc<XdsClientStats>)>);
 
@@ -153,8 +154,8 @@ impl XdsMeter {
         }))
     }
 
-    /// Says how things stand with the client. To be called when there is nothing to do for it, not after each step: it may
-    /// look at every resource.
+    /// Publishes the client's statistics. It may visit every resource, so the client calls it when it becomes idle, not
+    /// after each step.
     pub(crate) fn publish(&self, client: &AdsClient) {
         let Some((clients, client_stats)) = &self.0 else { return };
         *lock(&client_stats.servers) = client.server_stats().cloned().collect();
