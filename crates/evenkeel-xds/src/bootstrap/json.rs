@@ -1,5 +1,5 @@
-//! Reading JSON so that a problem names its field. `null` and an empty string count as a field that is not there, as gRPC
-//! has it everywhere in a bootstrap.
+//! JSON reader with errors that name the field. `null` and an empty string count as a missing field, as everywhere in
+//! gRPC's bootstrap.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,14 +12,14 @@ use serde_json::{Map, Value};
 use crate::text::{quoted, short};
 use crate::{FieldPath, ValidationErrors};
 
-/// An object and its place.
+/// JSON object with its field path.
 pub(super) struct BootstrapObject<'a> {
     pub(super) map: &'a Map<String, Value>,
     pub(super) path: FieldPath<'a>,
 }
 
 impl<'a> BootstrapObject<'a> {
-    /// `value` as an object.
+    /// Reads `value` as an object. Reports an error if it is not one.
     pub(super) fn of(
         value: &'a Value,
         path: &FieldPath<'a>,
@@ -32,7 +32,7 @@ impl<'a> BootstrapObject<'a> {
         map.map(|map| BootstrapObject { map, path: *path })
     }
 
-    /// Whether a field is there, of whatever type.
+    /// Returns true if the field is present, of whatever type.
     pub(super) fn has(&self, name: &str) -> bool {
         self.value(name).is_some()
     }
@@ -49,7 +49,7 @@ impl<'a> BootstrapObject<'a> {
         self.read(name, "a string", problems, Value::as_str)
     }
 
-    /// A string that must be there.
+    /// Reads a string. Reports an error if the field is missing.
     pub(super) fn required_text(&self, name: &str, problems: &mut ValidationErrors) -> Option<&'a str> {
         if !self.has(name) {
             problems.add(&self.path.field(name), "is required: a string that is not empty");
@@ -61,7 +61,7 @@ impl<'a> BootstrapObject<'a> {
         self.read(name, "a list", problems, |value| value.as_array().map(Vec::as_slice))
     }
 
-    /// A list that must be there and hold something; empty if it does not.
+    /// Reads a list. Reports an error if the field is missing or the list is empty; the result is then empty.
     pub(super) fn required_list(
         &self,
         name: &str,
@@ -84,7 +84,7 @@ impl<'a> BootstrapObject<'a> {
         map.map(|map| BootstrapObject { map, path: self.path.field(name) })
     }
 
-    /// A duration above zero, as protobuf writes it in JSON.
+    /// Reads a duration above zero in protobuf's JSON format.
     pub(super) fn duration(&self, name: &str, problems: &mut ValidationErrors) -> Option<Duration> {
         self.read(name, "a duration above zero such as \"600s\" or \"0.5s\"", problems, |value| {
             value.as_str().and_then(duration).filter(|wait| *wait > Duration::ZERO)
@@ -121,7 +121,7 @@ fn expected(what: &str, found: &Value) -> String {
     format!("expected {what}, found {found}")
 }
 
-/// Seconds with at most nine decimals and an `s`, not negative.
+/// Parses seconds with at most nine decimals and the suffix `s`. Negative durations are invalid.
 fn duration(text: &str) -> Option<Duration> {
     let number = text.strip_suffix('s')?;
     let (seconds, decimals) = number.split_once('.').unwrap_or((number, "0"));
@@ -129,12 +129,13 @@ fn duration(text: &str) -> Option<Duration> {
     if !all_digits(seconds) || !all_digits(decimals) || decimals.len() > 9 {
         return None;
     }
+    // The maximum of `google.protobuf.Duration`: about 10,000 years.
     let seconds = seconds.parse().ok().filter(|seconds| *seconds <= 315_576_000_000)?;
     let nanos = format!("{decimals:0<9}").parse().ok()?;
     Some(Duration::new(seconds, nanos))
 }
 
-/// JSON as protobuf carries it. It is as deep as what was parsed, for which `serde_json` has a limit.
+/// Converts JSON to a protobuf struct. The recursion is bounded by the depth limit of `serde_json`.
 pub(super) fn to_struct(map: &Map<String, Value>) -> Struct {
     Struct { fields: map.iter().map(|(key, value)| (key.clone(), to_value(value))).collect() }
 }
@@ -143,7 +144,7 @@ fn to_value(value: &Value) -> prost_types::Value {
     let kind = match value {
         Value::Null => Kind::NullValue(0),
         Value::Bool(bool) => Kind::BoolValue(*bool),
-        // Protobuf's JSON has no other numbers.
+        // Protobuf's JSON format stores every number as a double.
         Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or_default()),
         Value::String(text) => Kind::StringValue(text.clone()),
         Value::Array(list) => Kind::ListValue(ListValue { values: list.iter().map(to_value).collect() }),
@@ -152,11 +153,11 @@ fn to_value(value: &Value) -> prost_types::Value {
     prost_types::Value { kind: Some(kind) }
 }
 
-/// How many fields that stand twice are told apart.
+/// Maximum number of duplicate keys that are reported.
 const MAX_DUPLICATES: usize = 8;
 
-/// Notes fields that stand twice in one object of a text that is known to be JSON. `serde_json` keeps the last of them,
-/// and whoever wrote the first would wonder.
+/// Reports keys that occur twice in one object. `text` must be valid JSON. `serde_json` keeps only the last value, so
+/// an earlier one would be ignored without notice.
 pub(super) fn report_duplicate_keys(text: &str, problems: &mut ValidationErrors) {
     let mut open: Vec<OpenContainer> = Vec::new();
     let mut found = 0;
@@ -183,7 +184,7 @@ pub(super) fn report_duplicate_keys(text: &str, problems: &mut ValidationErrors)
                 at = at.saturating_add(1);
                 let is_key = bytes.iter().skip(at).find(|byte| !byte.is_ascii_whitespace()) == Some(&b':');
                 let string = text.get(from..at).filter(|_| is_key);
-                // Two spellings of one key are one key.
+                // Decode the key, because two spellings of one key are duplicates.
                 let string = string.and_then(|string| serde_json::from_str::<String>(string).ok());
                 if let Some(string) = string
                     && let Some(OpenContainer::Object { seen, key }) = open.last_mut()
@@ -202,7 +203,7 @@ pub(super) fn report_duplicate_keys(text: &str, problems: &mut ValidationErrors)
     }
 }
 
-/// What is open at a place of a text, and where in it.
+/// Container that encloses the current position, with the index or key reached in it.
 enum OpenContainer {
     List(usize),
     Object { seen: BTreeSet<String>, key: String },

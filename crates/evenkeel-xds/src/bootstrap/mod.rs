@@ -1,9 +1,9 @@
-//! The bootstrap: which control planes there are, who we are, and how names are made.
+//! Bootstrap config: control planes, node, authorities and name templates (A27).
 //!
-//! It is JSON that whoever runs the process writes (A27), so an error is for them: it lists every problem with the
-//! path to its field, what was expected and what was found. Fields that we do not know are ignored, as A27 asks; what
-//! we know and cannot honour is in [`Bootstrap::warnings`]. Nothing here reads a file or the environment: the caller
-//! hands in both.
+//! The bootstrap is JSON written by the operator of the process. An error therefore lists every problem with its field
+//! path, the expected and the actual value. Unknown fields are ignored, as A27 requires. Known but unsupported fields
+//! are listed in [`Bootstrap::warnings`]. This module reads neither files nor the environment; the caller passes in
+//! both.
 
 mod json;
 mod target;
@@ -25,60 +25,61 @@ use crate::{FieldPath, ValidationErrors};
 use json::{BootstrapObject, report_duplicate_keys, to_struct};
 pub use target::{XdsTarget, XdsTargetError};
 
-/// The variable that names the bootstrap's file.
+/// Environment variable with the path of the bootstrap file.
 pub const BOOTSTRAP_FILE_ENV: &str = "GRPC_XDS_BOOTSTRAP";
 
-/// The variable that holds the bootstrap itself.
+/// Environment variable with the bootstrap as JSON.
 pub const BOOTSTRAP_CONFIG_ENV: &str = "GRPC_XDS_BOOTSTRAP_CONFIG";
 
-/// The longest bootstrap that is read, in bytes.
+/// Maximum size of a bootstrap in bytes.
 const MAX_BYTES: usize = 1 << 20;
 
-/// The most control planes of one list. Authorities may have the bootstrap's list each, so that it must not be long.
+/// Maximum number of control planes in one list. Each authority may copy the bootstrap's list, so it must be short.
 const MAX_SERVERS: usize = 64;
 
-/// How often files of certificates are read again where the bootstrap does not say (A65).
+/// Default interval at which certificate files are read again (A65).
 const REFRESH_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The kinds of credentials for control planes that we have, as errors list them.
+/// Supported credential types, as listed in errors.
 const CREDENTIALS: &str = "insecure, google_default or tls";
 
-/// The accepted forms of `server_uri`, as errors list them.
+/// Accepted forms of `server_uri`, as listed in errors.
 const SERVER_ADDRESS: &str = "the address of a control plane: HOST:PORT, dns:///HOST:PORT or unix:/path";
 
-/// A bootstrap that can be used.
+/// Valid bootstrap config.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bootstrap {
-    /// The control planes for names without an authority of their own, in order of preference; at least one.
+    /// Control planes for names without an authority of their own, in order of preference. There is at least one.
     pub servers: Vec<Arc<ServerConfig>>,
-    /// Who we are, as control planes are told.
+    /// Node that identifies this client to control planes.
     pub node: Node,
     /// Authorities by name (A47).
     pub authorities: BTreeMap<String, AuthorityConfig>,
-    /// Certificate providers by instance name (A29). One whose plugin we do not have is not here, so that a resource
-    /// which asks for it is refused.
+    /// Certificate providers by instance name (A29). Instances of unsupported plugins are omitted, so resources that
+    /// reference them are rejected.
     pub certificate_providers: BTreeMap<String, CertificateProvider>,
-    /// How targets without an authority become listener names; `%s` unless set.
+    /// Template of listener names for targets without an authority. The default is `%s`.
     pub client_default_listener_resource_name_template: String,
-    /// How servers make their listener names (A36).
+    /// Template of listener names for servers (A36).
     pub server_listener_resource_name_template: Option<String>,
-    /// What the text asked for and we cannot honour, as [`Bootstrap::warnings`] says it; empty for one that is made otherwise.
+    /// Unsupported fields of the JSON, as messages for [`Bootstrap::warnings`]. Empty for a bootstrap that was built in
+    /// code.
     pub ignored: Vec<String>,
 }
 
-/// A control plane. Two that are equal share one channel and one stream (A47).
+/// Config of a control plane. Equal configs share one channel and one stream (A47).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerConfig {
-    /// Where it is, as gRPC writes targets.
+    /// Target of the control plane, in gRPC's target syntax.
     pub uri: Arc<str>,
-    /// How to talk to it.
+    /// Channel credentials for the control plane.
     pub credentials: ChannelCredentials,
-    /// What is special about it.
+    /// Server features that the bootstrap lists.
     pub features: ServerFeatures,
 }
 
 impl ServerConfig {
-    /// A server that is talked to in the clear and has nothing special about it.
+    /// Creates a config with insecure credentials and without server features.
     pub fn insecure(uri: &str) -> ServerConfig {
         ServerConfig {
             uri: uri.into(),
@@ -88,71 +89,71 @@ impl ServerConfig {
     }
 }
 
-/// How to talk to a control plane.
+/// Channel credentials for a control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ChannelCredentials {
-    /// In the clear.
+    /// Plaintext, without TLS.
     Insecure,
-    /// TLS with Google's roots and the machine's identity (A27).
+    /// TLS with Google's root certificates and the machine's identity (A27).
     GoogleDefault,
-    /// TLS, perhaps with a certificate of our own; the system's roots if no file has others (A65).
+    /// TLS, optionally with a client certificate. Without a CA file the system's root certificates apply (A65).
     Tls(CertificateFiles),
 }
 
-/// Files of certificates, read again and again since they are replaced while we run (A29, A65).
+/// Certificate files. They are read periodically, because they may be replaced while the process runs (A29, A65).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CertificateFiles {
-    /// The file of roots.
+    /// File with the root certificates.
     pub ca_certificate_file: Option<String>,
-    /// Our certificate.
+    /// Files of the client's own certificate.
     pub identity: Option<IdentityFiles>,
-    /// How often the files are read again; never zero.
+    /// Interval at which the files are read again; never zero.
     pub refresh_interval: Duration,
 }
 
-/// The files of a certificate and its key.
+/// Files of a certificate and its private key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdentityFiles {
-    /// The certificate, or its chain.
+    /// File with the certificate or its chain.
     pub certificate_file: String,
-    /// The key.
+    /// File with the private key.
     pub private_key_file: String,
 }
 
-/// What is special about a control plane.
+/// Server features of the bootstrap.
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own in the bootstrap")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerFeatures {
-    /// A resource that it deletes is kept (A53).
+    /// True if resources stay in use after the server deletes them (A53).
     pub ignore_resource_deletion: bool,
-    /// It may choose the authority of calls (A81).
+    /// True if the server may override the authority of calls (A81).
     pub trusted_xds_server: bool,
-    /// A resource that it spoils or deletes is dropped (A88).
+    /// True if a resource is dropped after the server sends an invalid version or deletes it (A88).
     pub fail_on_data_errors: bool,
-    /// A resource that it does not send in time is unavailable, not absent (A88).
+    /// True if a resource that the server does not send in time is unavailable rather than absent (A88).
     pub resource_timer_is_transient_error: bool,
 }
 
-/// An authority for names (A47).
+/// Config of an authority for resource names (A47).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorityConfig {
-    /// The control planes for its names, in order of preference; those of the bootstrap if it has none of its own.
+    /// Control planes for its names, in order of preference. The bootstrap's servers if it lists none of its own.
     pub servers: Vec<Arc<ServerConfig>>,
-    /// How targets of this authority become listener names.
+    /// Template of listener names for targets of this authority.
     pub client_listener_resource_name_template: String,
 }
 
-/// Where certificates come from (A29).
+/// Source of certificates (A29).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CertificateProvider {
-    /// `file_watcher`: from files, of which at least one is given.
+    /// `file_watcher`: certificate files, of which at least one is given.
     FileWatcher(CertificateFiles),
 }
 
 impl Bootstrap {
-    /// Reads the bootstrap that the process was given: the file that [`BOOTSTRAP_FILE_ENV`] names, or else the text in
+    /// Loads the bootstrap of the process: the file that [`BOOTSTRAP_FILE_ENV`] names, or else the JSON in
     /// [`BOOTSTRAP_CONFIG_ENV`]. An empty variable counts as unset.
     ///
     /// ```no_run
@@ -178,7 +179,7 @@ impl Bootstrap {
         }
     }
 
-    /// Reads a bootstrap from its text.
+    /// Parses a bootstrap from JSON.
     ///
     /// ```
     /// use evenkeel_xds::bootstrap::Bootstrap;
@@ -193,7 +194,7 @@ impl Bootstrap {
         read_text(text, BootstrapSource::Text)
     }
 
-    /// What works but whoever wrote the bootstrap should know.
+    /// Returns warnings for the operator: insecure credentials to remote servers, and unsupported fields.
     pub fn warnings(&self) -> Vec<String> {
         let of_authorities = self.authorities.values().flat_map(|authority| &authority.servers);
         let mut exposed: Vec<_> = self
@@ -213,14 +214,14 @@ impl Bootstrap {
     }
 }
 
-/// A bootstrap that cannot be used. Whoever runs the process can fix it.
+/// Error of a missing or invalid bootstrap. The operator of the process can fix it.
 #[derive(Debug)]
 pub struct BootstrapError {
     source: BootstrapSource,
     kind: BootstrapErrorKind,
 }
 
-/// Where the text came from.
+/// Origin of the JSON text.
 #[derive(Debug)]
 enum BootstrapSource {
     Text,
@@ -236,7 +237,7 @@ enum BootstrapErrorKind {
 }
 
 impl BootstrapError {
-    /// Whether there is no bootstrap at all, so that a program may do without one.
+    /// Returns true if no bootstrap is configured, so that a program can run without one.
     pub fn is_unset(&self) -> bool {
         matches!(self.kind, BootstrapErrorKind::Unset)
     }
@@ -291,8 +292,8 @@ fn read_text(text: &str, source: BootstrapSource) -> Result<Bootstrap, Bootstrap
     bootstrap.map_err(|problems| BootstrapError { source, kind: BootstrapErrorKind::Invalid(problems) })
 }
 
-/// What is learnt while reading: problems, and what is ignored. Each method reads one part and notes what is wrong
-/// with it; `None` stands for a part that is not there or is wrong.
+/// Reader that collects errors and unsupported fields. Each method reads one part and returns `None` if it is missing
+/// or invalid.
 #[derive(Default)]
 struct BootstrapReader {
     problems: ValidationErrors,
@@ -338,7 +339,7 @@ impl BootstrapReader {
     fn server(&mut self, value: &Value, path: &FieldPath<'_>) -> Option<ServerConfig> {
         let server = BootstrapObject::of(value, path, &mut self.problems)?;
         let uri = server.required_text("server_uri", &mut self.problems);
-        // Resolving an xDS target takes a control plane, so this one would be needed to find itself.
+        // Resolving an xDS target requires a control plane, so this server would depend on itself.
         if let Some(uri) = uri.filter(|uri| is_xds_target(uri)) {
             let text = format!("{} is an xDS target itself; expected {SERVER_ADDRESS}", quoted(uri));
             self.problems.add(&path.field("server_uri"), text);
@@ -361,7 +362,7 @@ impl BootstrapReader {
         })
     }
 
-    /// The first credentials of a kind that we have (A27).
+    /// Returns the first credentials of a supported type (A27).
     fn credentials(&mut self, server: &BootstrapObject<'_>) -> Option<ChannelCredentials> {
         let path = server.path.field("channel_creds");
         let what = format!("a list with {CREDENTIALS}");
@@ -392,7 +393,7 @@ impl BootstrapReader {
         None
     }
 
-    /// Files of certificates, perhaps none (A65).
+    /// Reads the certificate files, all of which are optional (A65).
     fn files(&mut self, config: Option<&BootstrapObject<'_>>) -> Option<CertificateFiles> {
         let Some(config) = config else {
             let refresh_interval = REFRESH_INTERVAL;
@@ -412,7 +413,7 @@ impl BootstrapReader {
                     Some(_) => ["certificate_file", "private_key_file"],
                     None => ["private_key_file", "certificate_file"],
                 };
-                // A field of the wrong type has its own problem already.
+                // A field of an invalid type has been reported already.
                 if !config.has(missing) {
                     problems.add(&config.path.field(missing), format!("is required beside {given}"));
                 }
@@ -499,7 +500,7 @@ impl BootstrapReader {
         all
     }
 
-    /// Who we are. What the client says of itself is not for the bootstrap to say (A27).
+    /// Builds the node. The bootstrap cannot override the user agent and the client features (A27).
     fn node(&mut self, node: Option<&BootstrapObject<'_>>) -> Node {
         let mut all = Node {
             user_agent_name: "evenkeel".to_owned(),
@@ -521,7 +522,7 @@ impl BootstrapReader {
         all.metadata = node.object("metadata", &mut self.problems).map(|metadata| to_struct(metadata.map));
         if let Some(locality) = node.object("locality", &mut self.problems) {
             let mut text = |name| locality.text(name, &mut self.problems).map(str::to_owned);
-            // Protobuf's JSON allows both spellings.
+            // Protobuf's JSON format allows both spellings.
             let sub_zone = text("sub_zone").or_else(|| text("subZone")).unwrap_or_default();
             let [region, zone] = ["region", "zone"].map(|name| text(name).unwrap_or_default());
             let locality = Locality { region, zone, sub_zone };
@@ -535,12 +536,13 @@ impl BootstrapReader {
     }
 }
 
-/// Returns true if the target has the scheme `xds`. As in gRPC, `xds:18000` has it too, and `dns:///xds:18000` is the host.
+/// Returns true if the target has the scheme `xds`. As in gRPC, `xds:18000` has it too; `dns:///xds:18000` names a
+/// host.
 fn is_xds_target(uri: &str) -> bool {
     uri.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("xds"))
 }
 
-/// Whether a target stays on this machine, as far as its text tells.
+/// Returns true if the text of a target shows that it stays on this machine.
 fn is_local(uri: &str) -> bool {
     let (scheme, rest) = uri.split_once(':').unwrap_or(("", uri));
     let rest = match scheme {
@@ -548,9 +550,9 @@ fn is_local(uri: &str) -> bool {
         "dns" | "ipv4" | "ipv6" | "passthrough" => rest,
         _ => uri,
     };
-    // An authority between `//` and `/` is the name server's, not the host's.
+    // The authority between `//` and `/` names a DNS server, not the host.
     let rest = rest.strip_prefix("//").and_then(|rest| rest.split_once('/')).map_or(rest, |(_, host)| host);
-    // gRPC asks for the brackets of IPv6 addresses to be percent-encoded.
+    // gRPC requires the brackets of IPv6 addresses to be percent-encoded.
     let rest = decoded(rest).unwrap_or_else(|_| rest.to_owned());
     rest.split(',').all(|address| {
         let host = match address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

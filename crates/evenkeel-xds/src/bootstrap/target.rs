@@ -1,4 +1,4 @@
-//! From the target of a channel, or the address of a server, to the listener that it asks for (A47).
+//! Listener names of channel targets and of server addresses (A47).
 
 use std::fmt;
 
@@ -7,17 +7,17 @@ use crate::resource::ResourceType;
 use crate::resource::name::{ResourceName, decoded, encode_authority, encode_path, is_xdstp};
 use crate::text::{listed, quoted};
 
-/// What a channel asks for.
+/// Listener and authority that a channel's target stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdsTarget {
-    /// The listener. If its name has an authority, the bootstrap knows it.
+    /// Listener to subscribe to. If its name has an authority, the bootstrap contains it.
     pub listener: ResourceName,
-    /// The authority of the channel's calls, by which the virtual host is chosen: the path of the target, whatever
-    /// authority the listener comes from.
+    /// Authority of the channel's calls, which selects the virtual host. It is the path of the target, independent of
+    /// the listener's authority.
     pub authority: String,
 }
 
-/// A target that leads nowhere. The text says whether the target or the bootstrap must change.
+/// Error of a target without a listener name. The text states whether the target or the bootstrap must change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdsTargetError {
     what: &'static str,
@@ -34,10 +34,10 @@ impl fmt::Display for XdsTargetError {
 impl std::error::Error for XdsTargetError {}
 
 impl Bootstrap {
-    /// The listener that a channel to `target` asks for, and the authority of its calls.
+    /// Returns the listener for a channel to `target`, and the authority of its calls.
     ///
-    /// A target is `xds:///orders`, `xds:orders` or just `orders`, for the control planes of the bootstrap, or
-    /// `xds://AUTHORITY/orders` for one of its authorities.
+    /// The targets `xds:///orders`, `xds:orders` and `orders` use the control planes of the bootstrap. The target
+    /// `xds://AUTHORITY/orders` uses one of its authorities.
     ///
     /// ```
     /// use evenkeel_xds::bootstrap::Bootstrap;
@@ -75,8 +75,8 @@ impl Bootstrap {
         Ok(XdsTarget { listener, authority: encode_authority(&path) })
     }
 
-    /// The listener that a server on `address` (`0.0.0.0:8080`) asks for (A36). There is no default for how it is called:
-    /// a bootstrap that does not say is no bootstrap for servers.
+    /// Returns the listener for a server on `address` (`0.0.0.0:8080`), as specified by A36. The template has no
+    /// default, so a bootstrap without it is an error for servers.
     pub fn server_listener_name(&self, address: &str) -> Result<ResourceName, XdsTargetError> {
         let fail = |problem| XdsTargetError { what: "server", given: quoted(address), problem };
         let field = "server_listener_resource_name_template";
@@ -87,6 +87,7 @@ impl Bootstrap {
     }
 
     fn fill_template(&self, template: &str, field: &str, with: &str) -> Result<ResourceName, String> {
+        // Only new-style names are URIs, so only they need the percent-encoding.
         let text = if is_xdstp(template) {
             template.replace("%s", &encode_path(with))
         } else {
@@ -110,14 +111,14 @@ impl Bootstrap {
     }
 }
 
-/// The authority of a target, if it has one, and its path, neither percent-encoded.
+/// Splits a target into its authority, if any, and its path. Both are percent-decoded.
 fn split(target: &str) -> Result<(Option<String>, String), String> {
     let rest = match target.split_once(':') {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("xds") => rest,
         Some((scheme, rest)) if rest.starts_with("//") => {
             return Err(format!("expected scheme xds, found {}", quoted(scheme)));
         }
-        // `orders:80` is a name with a port.
+        // The scheme is optional: `orders:80` is a name with a port.
         _ => target,
     };
     if let Some(mark) = rest.chars().find(|c| matches!(c, '?' | '#')) {
