@@ -1,7 +1,7 @@
-//! From names to addresses, with the resolver of the system.
+//! DNS resolution with the resolver of the operating system.
 //!
-//! [`resolve`] asks once. [`DnsRefresh`] knows when a name may be asked for again; it reads no clock, and whoever follows a
-//! name keeps one, waits until it is due and tells it how that went.
+//! [`resolve`] performs one lookup. [`DnsRefresh`] decides when a name may be resolved again. It reads no clock: its
+//! owner waits until the lookup is due, performs it and reports the outcome.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -12,11 +12,11 @@ use tokio::net::lookup_host;
 
 use crate::text::quoted;
 
-/// A name that was resolved is not asked for again for so long, however often its addresses fail.
+/// Minimum time between a successful lookup and the next one, independent of the number of requests.
 const MIN_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The addresses of a host, which is a name or an IP address without brackets, in the order of the system and each once;
-/// at least one. The status is what calls see meanwhile.
+/// Resolves a host, which is a name or an IP address without brackets. Returns at least one address, without
+/// duplicates, in the order of the system. On failure, the status is the one for calls.
 pub(crate) async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Status> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
@@ -36,47 +36,47 @@ fn deduplicated(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> 
     addresses.filter(|address| seen.insert(*address)).collect()
 }
 
-/// When a name is to be resolved.
+/// Schedule of the lookups of one name.
 ///
 /// ```text
-/// new ──▶ due at once ──resolved──▶ not due ──asked──▶ due, at the earliest 30 s after it was resolved
+/// new ──▶ due at once ──resolved──▶ not due ──requested──▶ due, at the earliest 30 s after it was resolved
 ///              │                       ▲
 ///            failed ──▶ due after a back-off ──resolved──┘
 /// ```
 ///
-/// What is asked for while a look-up is due or under way is answered by that look-up.
+/// Requests while a lookup is due or in progress are satisfied by that lookup.
 #[derive(Debug)]
 pub(crate) struct DnsRefresh {
     due: Option<Instant>,
-    /// Until when the addresses are too fresh to be asked for again.
+    /// Time before which no further lookup starts.
     fresh_until: Instant,
-    /// How many look-ups failed in a row.
+    /// Number of consecutive failures.
     failures: u32,
 }
 
 impl DnsRefresh {
-    /// A name that was never resolved: due at once.
+    /// Returns the schedule of a name that was never resolved: a lookup is due at once.
     pub(crate) fn new() -> DnsRefresh {
         DnsRefresh { due: Some(Instant::ORIGIN), fresh_until: Instant::ORIGIN, failures: 0 }
     }
 
-    /// Somebody wants the addresses again, most likely as those that we have do not work.
+    /// Requests a lookup, typically because connections to the known addresses fail.
     pub(crate) fn request(&mut self, now: Instant) {
         self.due.get_or_insert(now.max(self.fresh_until));
     }
 
-    /// The name was resolved.
+    /// Records a successful lookup.
     pub(crate) fn resolved(&mut self, now: Instant) {
         *self = DnsRefresh { due: None, fresh_until: now + MIN_INTERVAL, failures: 0 };
     }
 
-    /// The name could not be resolved.
+    /// Records a failed lookup and schedules the next one after a back-off.
     pub(crate) fn failed(&mut self, now: Instant, rng: &mut Rng) {
         self.due = Some(now + Backoff::default().wait(self.failures, rng));
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// When the next look-up is to start, which may be past; `None` while nobody wants one.
+    /// Returns the start time of the next lookup, which may be in the past; `None` if none is requested.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -109,7 +109,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_failure_names_the_name() {
-        // Refused before anybody is asked, so that the test needs no network.
+        // Rejected before any query is sent, so the test needs no network.
         let status = resolve("no\0name", 80).await.unwrap_err();
         assert_eq!(status.code(), Code::Unavailable);
         assert!(status.message().starts_with("dns name \"no\\0name\": cannot be resolved: "), "{status}");
@@ -151,7 +151,7 @@ mod tests {
             let due = refresh.due().unwrap();
             let share = due.since(now).as_secs_f64() / nominal;
             assert!((0.8..=1.2).contains(&share), "{nominal} s: {share}");
-            // Asking does not shorten the wait.
+            // A request does not shorten the back-off.
             refresh.request(now);
             assert_eq!(refresh.due(), Some(due));
             now = due;

@@ -1,10 +1,10 @@
-//! gRPC's service config: how calls are balanced, how long they may take and when they are tried again, said by the user
-//! of a channel instead of a control plane.
+//! gRPC's service config: load balancing policy, timeouts and retries, set by the application instead of a control
+//! plane.
 //!
-//! It is the JSON that gRPC documents (service_config.md, A6, A24). An error lists every problem with the path to its
-//! field, what was expected and what was found. Fields that we do not know are ignored, as gRPC asks; what we know and do
-//! not honour is in [`ServiceConfig::warnings`], or an error where ignoring it would change what calls do. What is read is
-//! carried out by others.
+//! The format is the JSON that gRPC documents (service_config.md, A6, A24). An error lists every problem with its
+//! field path, the expected and the actual value. Unknown fields are ignored, as gRPC specifies. A known but
+//! unsupported field is in [`ServiceConfig::warnings`], or an error where ignoring it would change the behaviour of
+//! calls. Channel and calls apply the parsed config.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,35 +19,36 @@ use serde_json::{Map, Value, json};
 use crate::call::retry::{CodeSet, MAX_ATTEMPTS, RetryPolicy, RetryThrottlingConfig};
 use crate::text::quoted;
 
-/// The longest duration of protobuf, in seconds: 10,000 years.
+/// Maximum number of seconds of a protobuf duration: 10,000 years.
 const MAX_SECONDS: u64 = 315_576_000_000;
 
-/// What a duration has to look like.
+/// Expected format of a duration, for error messages.
 const DURATION: &str = "a duration above zero such as \"1.5s\"";
 
-/// A service config that can be used.
+/// A valid service config.
 #[derive(Clone, Debug)]
 pub(crate) struct ServiceConfig {
     policy: LbConfig,
-    /// By `/service/method`, by `/service/` for all methods of a service, and by nothing for all others.
+    /// Keyed by `/service/method`, by `/service/` for all methods of a service, and by the empty string as the
+    /// default.
     methods: HashMap<Box<str>, Arc<MethodConfig>>,
     throttling: Option<RetryThrottlingConfig>,
     warnings: Vec<String>,
 }
 
-/// What holds for the calls of a method.
+/// Settings for the calls of a method.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MethodConfig {
-    /// The longest that a call may take; above zero. A deadline of the application that is earlier counts instead.
+    /// Maximum duration of a call, above zero. The application's deadline applies if it is earlier.
     pub(crate) timeout: Option<Duration>,
-    /// Whether calls wait for an endpoint unless the application says otherwise.
+    /// Default of `wait_for_ready`, which the application can override per call.
     pub(crate) wait_for_ready: Option<bool>,
-    /// When calls are tried again.
+    /// Retry policy; `None` if only transparent retries are made.
     pub(crate) retry: Option<RetryPolicy>,
 }
 
 impl ServiceConfig {
-    /// Reads a service config; `registry` has the policies that it may name.
+    /// Parses a service config. `registry` contains the policies that it may name.
     pub(crate) fn parse(json: &str, registry: &Registry) -> Result<ServiceConfig, ServiceConfigError> {
         let mut notes = ServiceConfigParser::default();
         let config = match serde_json::from_str(json) {
@@ -60,13 +61,13 @@ impl ServiceConfig {
         config.ok_or(ServiceConfigError(notes.problems))
     }
 
-    /// How calls are balanced.
+    /// Returns the load balancing policy.
     pub(crate) fn policy(&self) -> &LbConfig {
         &self.policy
     }
 
-    /// What holds for a call, by its path, `/package.Service/Method`: what is said of the method, else of its service, else
-    /// of all calls. Allocates nothing.
+    /// Returns the settings for a call by its path, `/package.Service/Method`. An entry for the method comes before
+    /// one for its service, and that before the default. Allocates nothing.
     pub(crate) fn method(&self, path: &str) -> Option<&Arc<MethodConfig>> {
         if self.methods.is_empty() {
             return None;
@@ -75,19 +76,18 @@ impl ServiceConfig {
         [path, service, ""].into_iter().find_map(|name| self.methods.get(name))
     }
 
-    /// How retries are throttled, if they are; for all calls of a channel together.
+    /// Returns the retry throttling settings, if any. They apply to all calls of a channel together.
     pub(crate) fn throttling(&self) -> Option<RetryThrottlingConfig> {
         self.throttling
     }
 
-    /// What works but whoever wrote the config should know.
+    /// Returns warnings for the author of the config about fields that have no effect.
     pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
     }
 }
 
-/// A service config that cannot be used. Whoever wrote it can fix it: the text lists every problem with the path to its
-/// field.
+/// An invalid service config. Its author can fix it: the text lists every problem with its field path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceConfigError(ValidationErrors);
 
@@ -99,8 +99,8 @@ impl fmt::Display for ServiceConfigError {
 
 impl std::error::Error for ServiceConfigError {}
 
-/// What is learnt while reading. Each method reads one part and notes what is wrong with it; `None` stands for a part that
-/// is not there or is wrong.
+/// Parser that collects problems and warnings. Each method parses one part and records its problems. It returns
+/// `None` if the part is missing or invalid.
 #[derive(Default)]
 struct ServiceConfigParser {
     problems: ValidationErrors,
@@ -123,10 +123,10 @@ impl ServiceConfigParser {
         Some(ServiceConfig { policy, methods, throttling, warnings: std::mem::take(&mut self.warnings) })
     }
 
-    /// `loadBalancingConfig` if it is there, else the policy that the older `loadBalancingPolicy` names, else pick_first.
+    /// Parses `loadBalancingConfig`, or else the older `loadBalancingPolicy`. The default is `pick_first`.
     fn policy(&mut self, config: &ConfigObject<'_>, registry: &Registry) -> Option<LbConfig> {
         if let Some(list) = config.value("loadBalancingConfig") {
-            // The error has the path already.
+            // The error contains the field path already.
             let policy = registry.parse(list);
             return policy.map_err(|error| self.problems.add(&FieldPath::root(), error.to_string())).ok();
         }
@@ -135,7 +135,7 @@ impl ServiceConfigParser {
             None => "pick_first",
             Some(_) => self.read(config, field, "the name of a policy", Value::as_str)?,
         };
-        // As gRPC has it: `ROUND_ROBIN` is `round_robin`.
+        // gRPC accepts upper case: `ROUND_ROBIN` is `round_robin`.
         let lower = name.to_ascii_lowercase();
         let Some(known) = [name, &lower].into_iter().find(|name| registry.contains(name)) else {
             let problem = format!("expected the name of a registered policy, found {}", quoted(name));
@@ -151,7 +151,7 @@ impl ServiceConfigParser {
     }
 
     fn methods(&mut self, config: &ConfigObject<'_>) -> HashMap<Box<str>, Arc<MethodConfig>> {
-        // With the place of the name, for those who say it twice.
+        // Each entry carries the path of its name, for the error about duplicates.
         let mut methods: HashMap<Box<str>, (String, Arc<MethodConfig>)> = HashMap::new();
         let list = self.read(config, "methodConfig", "a list", Value::as_array);
         let path = config.path.field("methodConfig");
@@ -171,7 +171,7 @@ impl ServiceConfigParser {
         methods.into_iter().map(|(name, (_, method))| (name, method)).collect()
     }
 
-    /// The keys of the calls that an entry is for, each with its place.
+    /// Returns the keys of an entry's `name` list, each with its field path.
     fn names(&mut self, entry: &ConfigObject<'_>) -> Vec<(String, Box<str>)> {
         let list = self.read(entry, "name", "a list", Value::as_array);
         let path = entry.path.field("name");
@@ -230,7 +230,7 @@ impl ServiceConfigParser {
         let multiplier = self.required(&policy, "backoffMultiplier", "a number above 0", above_zero);
         let codes = self.codes(&policy);
         Some(RetryPolicy {
-            // At most five, which fit.
+            // At most MAX_ATTEMPTS, so the cast cannot truncate.
             max_attempts: attempts?.min(u64::from(MAX_ATTEMPTS)) as u32,
             initial_backoff: initial_backoff?,
             max_backoff: max_backoff?,
@@ -253,7 +253,7 @@ impl ServiceConfigParser {
             }
             code
         });
-        // All of them are read before any is missed.
+        // Collect into a `Vec` first, so that every invalid code is reported.
         codes.collect::<Vec<_>>().into_iter().collect()
     }
 
@@ -278,7 +278,7 @@ impl ServiceConfigParser {
         map.map(|map| ConfigObject { map, path })
     }
 
-    /// A field that may be there.
+    /// Parses an optional field.
     fn read<'a, T>(
         &mut self,
         object: &ConfigObject<'a>,
@@ -294,7 +294,7 @@ impl ServiceConfigParser {
         read
     }
 
-    /// A field that must be there.
+    /// Parses a required field.
     fn required<'a, T>(
         &mut self,
         object: &ConfigObject<'a>,
@@ -313,14 +313,14 @@ impl ServiceConfigParser {
     }
 }
 
-/// An object and its place.
+/// A JSON object and its field path.
 struct ConfigObject<'a> {
     map: &'a Map<String, Value>,
     path: FieldPath<'a>,
 }
 
 impl<'a> ConfigObject<'a> {
-    /// A field by its name in camel case; protobuf's JSON allows the other spelling too, and `null` is unset.
+    /// Returns a field by its name in camel case. Protobuf's JSON also allows snake case, and `null` means unset.
     fn value(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).or_else(|| self.map.get(&snake(name))).filter(|value| !value.is_null())
     }
@@ -348,7 +348,7 @@ fn expected(what: &str, found: &Value) -> String {
     format!("expected {what}, found {found}")
 }
 
-/// A duration above zero, as protobuf writes it in JSON.
+/// Parses a duration above zero in protobuf's JSON format.
 fn duration(value: &Value) -> Option<Duration> {
     let duration: prost_types::Duration = value.as_str()?.parse().ok()?;
     let duration = Duration::try_from(duration).ok()?;
@@ -359,17 +359,17 @@ fn above_zero(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| *number > 0.0)
 }
 
-/// A number above zero in thousandths, more decimals ignored (A6); `None` if nothing is left.
+/// Converts a positive number to thousandths and ignores further decimals (A6). Returns `None` if the result is zero.
 fn thousandths(number: f64) -> Option<u32> {
-    // By its digits: 0.57 times 1000 is a little less than 570.
+    // Computed from the digits: 0.57 times 1000 is slightly less than 570.
     let text = number.to_string();
     let (whole, decimals) = text.split_once('.').unwrap_or((&text, ""));
     let digits: String = whole.chars().chain(decimals.chars().chain("000".chars()).take(3)).collect();
-    // There are never so many tokens that more would matter.
+    // Larger values saturate; they exceed the token limit anyway.
     Some(digits.parse().unwrap_or(u32::MAX)).filter(|thousandths| *thousandths > 0)
 }
 
-/// A status code by its name in any case or its number; not OK, which is no failure.
+/// Parses a status code by its name, in any case, or its number. OK is rejected, since it is no failure.
 fn code(value: &Value) -> Option<Code> {
     const CODES: [(&str, Code); 16] = [
         ("CANCELLED", Code::Cancelled),
@@ -405,7 +405,7 @@ mod tests {
         config.map_err(|error| error.to_string())
     }
 
-    /// A config with this retry policy for all calls.
+    /// Returns a config with this retry policy for all calls.
     fn with_retries(policy: &Value) -> Value {
         json!({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
     }
@@ -420,7 +420,7 @@ mod tests {
         })
     }
 
-    /// `object` with another value in place of one of its fields, or without the field.
+    /// Returns `object` with one field replaced or, for null, removed.
     fn but(mut object: Value, field: &str, value: Value) -> Value {
         let map = object.as_object_mut().unwrap();
         if value.is_null() {

@@ -1,14 +1,14 @@
-//! What a channel is told to reach: gRPC's target strings.
+//! gRPC target strings, the names that a channel is created for.
 //!
-//! | target | what it means |
+//! | target | meaning |
 //! |---|---|
-//! | `xds:///orders`, `xds://AUTHORITY/orders` | whatever the control plane says; the bootstrap reads the rest |
+//! | `xds:///orders`, `xds://AUTHORITY/orders` | resolved by the control plane; the bootstrap interprets the rest |
 //! | `dns:///host:port`, `dns:host:port`, `host:port` | a name to resolve |
 //! | `ipv4:1.2.3.4:80,5.6.7.8:80`, `ipv6:[::1]:80,[::2]:80` | these addresses |
 //! | `unix:/path`, `unix:///path`, `unix:relative` | the socket at this path |
 //!
-//! A target is read once, at the door; what comes out can be dialled, resolved or asked for. The same strings say where
-//! control planes are. Resolving and dialling are left to others.
+//! A target is parsed once, when the channel is built. The `server_uri` of a control plane has the same syntax.
+//! Resolving and connecting are left to other modules.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -19,47 +19,47 @@ use http::uri::Authority;
 
 use crate::text::quoted;
 
-/// The port of targets that name none (gRPC's naming document).
+/// Default port of targets (gRPC's naming document).
 const DEFAULT_PORT: u16 = 443;
 
-/// The longest target that is read, in bytes: a list of many addresses may be long.
+/// Maximum length of a target in bytes. A list of many addresses may be long.
 const MAX_BYTES: usize = 1 << 20;
 
-/// The longest name of DNS, in bytes (RFC 1035), and of one of its labels.
+/// Maximum length of a DNS name and of one of its labels, in bytes (RFC 1035).
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
 
-/// The targets that there are, as errors list them.
+/// Supported targets, for error messages.
 const SCHEMES: &str = "xds:///name, dns:///host:port, ipv4:address:port, ipv6:[address]:port or unix:/path";
 
-/// A target that can be used.
+/// A parsed target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChannelTarget {
     kind: TargetKind,
-    /// The default `:authority`, as gRPC makes it.
+    /// Default `:authority`, derived as in gRPC.
     authority: String,
-    /// Whom certificates must name.
+    /// Name that certificates must be valid for.
     host: String,
 }
 
-/// Where a target leads.
+/// Kind of a target, with the data to resolve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TargetKind {
-    /// To what a control plane says. `text` is the whole target, for `Bootstrap::listener_name`.
+    /// Resolved by a control plane. `text` is the whole target, for `Bootstrap::listener_name`.
     Xds { text: String },
-    /// To the addresses of a name, or to an IP address (without brackets).
+    /// A DNS name, or an IP address without brackets.
     Dns { host: String, port: u16 },
-    /// To these addresses; at least one.
+    /// A list of at least one address.
     Fixed(Vec<Address>),
 }
 
 impl ChannelTarget {
-    /// Reads the target of a channel.
+    /// Parses the target of a channel.
     pub(crate) fn parse(text: &str) -> Result<ChannelTarget, TargetError> {
         read(text).map_err(|problem| TargetError { what: "target", given: quoted(text), problem })
     }
 
-    /// Reads where a control plane is: any target but one that takes a control plane to find.
+    /// Parses the `server_uri` of a control plane: any target except `xds:`, which would need a control plane itself.
     pub(crate) fn parse_server_uri(text: &str) -> Result<ChannelTarget, TargetError> {
         let target = read(text).and_then(|target| match target.kind {
             TargetKind::Xds { .. } => {
@@ -71,16 +71,18 @@ impl ChannelTarget {
         target.map_err(|problem| TargetError { what: "server_uri", given: quoted(text), problem })
     }
 
-    /// Where it leads.
+    /// Returns the kind of the target.
     pub(crate) fn kind(&self) -> &TargetKind {
         &self.kind
     }
 
-    /// The `:authority` of calls unless the user sets another one: the path of the target, percent-encoded; the first
-    /// address of a list; `localhost` for unix sockets.
+    /// Returns the default `:authority` of calls. It is the percent-encoded path of the target, the first address of
+    /// a list, or `localhost` for unix sockets.
     ///
-    /// A name of xDS may be one that HTTP does not take for an authority (`xds:///shop/orders`). Such a channel needs
-    /// an authority from its user, and the error says so.
+    /// # Errors
+    ///
+    /// An xDS name may be invalid as an HTTP authority (`xds:///shop/orders`). The application must then set an
+    /// authority for the channel, as the error states.
     pub(crate) fn authority(&self) -> Result<Authority, TargetError> {
         Authority::try_from(self.authority.as_str()).map_err(|_| TargetError {
             what: "authority",
@@ -91,13 +93,13 @@ impl ChannelTarget {
         })
     }
 
-    /// The host that TLS asks for and that certificates must name: a DNS name, or an IP address without brackets.
+    /// Returns the host for SNI and certificate verification: a DNS name, or an IP address without brackets.
     pub(crate) fn host(&self) -> &str {
         &self.host
     }
 }
 
-/// A target that cannot be read. Whoever wrote it can fix it.
+/// An invalid target. Its author can fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetError {
     what: &'static str,
@@ -144,7 +146,7 @@ fn read(text: &str) -> Result<ChannelTarget, String> {
     }
 }
 
-/// What stands behind the scheme: nothing, or an authority that must be empty, and at most one slash.
+/// Strips the slashes and the authority, which must be empty, between scheme and path.
 fn path<'a>(scheme: &str, what: &str, rest: &'a str) -> Result<&'a str, String> {
     let Some(rest) = rest.strip_prefix("//") else { return Ok(rest.strip_prefix('/').unwrap_or(rest)) };
     match rest.split_once('/') {
@@ -168,7 +170,7 @@ fn xds(text: &str, rest: &str) -> Result<ChannelTarget, String> {
     let path = decoded(path)?;
     let host = match split_port(&path) {
         Ok((host, _port)) if !host.is_empty() => host,
-        // Any text may be the name of a service.
+        // A service name may be any text.
         _ => &path,
     };
     let host = host.to_owned();
@@ -183,10 +185,10 @@ fn dns(path: &str) -> Result<ChannelTarget, String> {
     if !ip {
         check_name(host)?;
     }
-    // Certificates know neither the zone of an address nor the dot behind a whole name.
+    // Certificates contain neither the zone of an address nor the dot of an absolute name.
     let name = if ip { host.split('%').next() } else { host.strip_suffix('.') };
     let name = name.unwrap_or(host).to_owned();
-    // An address of version 6 without a port may stand without brackets here, but not in an authority.
+    // An IPv6 address without a port needs no brackets here, but it does in an authority.
     let authority = if path == host && ip && host.contains(':') { format!("[{host}]") } else { path.clone() };
     Ok(ChannelTarget {
         kind: TargetKind::Dns { host: host.to_owned(), port },
@@ -195,7 +197,7 @@ fn dns(path: &str) -> Result<ChannelTarget, String> {
     })
 }
 
-/// Addresses between commas. `read` reads one without its port, with its scope, which is 0 unless it is a link's.
+/// Parses a comma-separated list of addresses. `read` parses an IP address and its scope id, which is 0 if absent.
 fn fixed(
     path: &str,
     what: &str,
@@ -214,7 +216,7 @@ fn fixed(
         }
         addresses.push(address);
     }
-    // Splitting gives at least one part.
+    // `split` returns at least one part.
     let Some(first) = addresses.first() else { return Err(format!("expected {what}")) };
     Ok(ChannelTarget {
         authority: encoded(&first.to_string()),
@@ -223,7 +225,7 @@ fn fixed(
     })
 }
 
-/// An address of version 6, perhaps with the number of its link: `fe80::1%2`.
+/// Parses an IPv6 address with an optional numeric scope id: `fe80::1%2`.
 fn scoped(text: &str) -> Option<(IpAddr, u32)> {
     let (ip, scope) = text.split_once('%').unwrap_or((text, "0"));
     Some((IpAddr::V6(ip.parse().ok()?), scope.parse().ok()?))
@@ -246,7 +248,7 @@ fn unix(rest: &str) -> Result<ChannelTarget, String> {
     })
 }
 
-/// The system knows how long a path may be and what may stand in it.
+/// Checks a socket path with the operating system's rules for length and content.
 #[cfg(unix)]
 fn check_socket(path: &str) -> Result<(), String> {
     if path.is_empty() {
@@ -263,7 +265,7 @@ fn check_socket(_path: &str) -> Result<(), String> {
     Err("unix sockets are not supported on this system".to_owned())
 }
 
-/// A host, without brackets, and its port if it has one.
+/// Splits a host, returned without brackets, from its optional port.
 fn split_port(text: &str) -> Result<(&str, Option<u16>), String> {
     if is_ip(text) {
         return Ok((text, None));
@@ -291,7 +293,7 @@ fn split_port(text: &str) -> Result<(&str, Option<u16>), String> {
             }
         },
     };
-    // `parse` would take `+80`.
+    // `parse` alone would accept `+80`.
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());
     match port.parse() {
         Ok(port) if digits && port > 0 => Ok((host, Some(port))),
@@ -299,7 +301,7 @@ fn split_port(text: &str) -> Result<(&str, Option<u16>), String> {
     }
 }
 
-/// Whether a host is an IP address, of version 6 perhaps with a zone: `fe80::1%eth0`.
+/// Returns true if a host is an IP address. An IPv6 address may have a zone: `fe80::1%eth0`.
 fn is_ip(host: &str) -> bool {
     match host.split_once('%') {
         None => host.parse::<IpAddr>().is_ok(),
@@ -329,7 +331,7 @@ fn check_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// Without percent-encoding.
+/// Decodes percent-encoding.
 fn decoded(text: &str) -> Result<String, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -342,20 +344,20 @@ fn decoded(text: &str) -> Result<String, String> {
         let (Some(high), Some(low)) = (digit(rest.next()), digit(rest.next())) else {
             return Err(format!("{}: expected two hexadecimal digits after each %", quoted(text)));
         };
-        // Two digits are one byte.
+        // Two hexadecimal digits fit into a byte.
         bytes.push((high << 4 | low) as u8);
     }
     String::from_utf8(bytes).map_err(|_| format!("{}: is not UTF-8 when percent-decoded", quoted(text)))
 }
 
-/// Percent-encodes what may not stand in the authority of a URI (RFC 3986); slashes too.
+/// Percent-encodes characters that are not allowed in the authority of a URI (RFC 3986), including slashes.
 fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@[]".contains(&byte) {
             out.push(char::from(byte));
         } else {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(out, "%{byte:02X}");
         }
     }
@@ -368,7 +370,7 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of a target, in short: where it leads, its authority, and the host for TLS.
+    /// Returns a summary of a parsed target: kind, authority, and host for TLS.
     fn shown(text: &str) -> Result<(String, String, String), String> {
         let target = ChannelTarget::parse(text).map_err(|error| error.to_string())?;
         let kind = match target.kind() {
@@ -405,7 +407,7 @@ mod tests {
             ),
             ("dns:///_grpc.a-b.c:80", "_grpc.a-b.c 80", "_grpc.a-b.c:80", "_grpc.a-b.c"),
             ("dns:///orders%3A80", "orders 80", "orders:80", "orders"),
-            // gRPC reads a scheme where one could be.
+            // gRPC reads a scheme wherever one is possible.
             ("dns:50051", "50051 443", "50051", "50051"),
             ("127.0.0.1:80", "127.0.0.1 80", "127.0.0.1:80", "127.0.0.1"),
             ("dns:///127.0.0.1", "127.0.0.1 443", "127.0.0.1", "127.0.0.1"),
@@ -453,8 +455,8 @@ mod tests {
         }
     }
 
-    /// FED-5: the authority is the path, whatever authority the listener comes from, and the same that the xDS client
-    /// chooses virtual hosts by.
+    /// FED-5: the authority is the path, independent of the xDS authority of the listener. The xDS client selects
+    /// virtual hosts by the same value.
     #[test]
     fn names_of_control_planes() {
         let bootstrap = Bootstrap::from_json(
@@ -638,14 +640,14 @@ mod tests {
             let error = ChannelTarget::parse(&text).unwrap_err().to_string();
             assert!(error.contains(problem) && error.len() < 600, "{error}");
         }
-        // A list may be long.
+        // A list of addresses may be long.
         let list = vec!["10.0.0.1:80"; 10_000].join(",");
         let target = ChannelTarget::parse(&format!("ipv4:{list}")).unwrap();
         assert!(matches!(target.kind(), TargetKind::Fixed(addresses) if addresses.len() == 10_000));
     }
 
-    /// Every text of up to four pieces that mean something somewhere: read or refused, never a panic, and what is read
-    /// has a host.
+    /// Every combination of up to four significant parts is either parsed or rejected without a panic, and a parsed
+    /// target has a host.
     #[test]
     fn all_short_texts_are_read_or_refused() {
         let pieces = [

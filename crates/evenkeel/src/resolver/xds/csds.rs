@@ -1,7 +1,8 @@
-//! The status of xDS clients for tools that ask (CSDS: A40, A71).
+//! Client Status Discovery Service for debugging tools (CSDS: A40, A71).
 //!
-//! [`Csds`] is a service for a tonic server of the application, which decides who may reach it. Each answer is what the
-//! clients know at that time. It is asked of their own threads, so that no call of a channel ever waits for it.
+//! [`Csds`] is a service for a tonic server of the application, which controls access to it. Each response contains
+//! the state of the xDS clients at that time. The clients' own threads compute it, so calls of a channel never wait
+//! for it.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -30,22 +31,22 @@ use crate::call::status;
 /// # }
 /// ```
 ///
-/// Beside other services it goes in with `add_service`.
+/// Use `add_service` to add it beside other services.
 ///
 /// Tools such as grpcdebug know the service; it needs no reflection.
 #[derive(Clone, Debug, Default)]
 pub struct Csds {
-    /// `None`: all of the process.
+    /// `None` for all clients of the process.
     clients: Option<Arc<[XdsClient]>>,
 }
 
 impl Csds {
-    /// Shows every client of the process: those that are there when it is asked.
+    /// Returns a service for every xDS client of the process that exists at the time of a request.
     pub fn new() -> Csds {
         Csds::default()
     }
 
-    /// Shows these clients only. They live for as long as this does.
+    /// Returns a service for these clients only. It keeps them alive.
     pub fn of(clients: impl IntoIterator<Item = XdsClient>) -> Csds {
         Csds { clients: Some(clients.into_iter().collect()) }
     }
@@ -57,7 +58,7 @@ impl Csds {
         };
         let mut all = ClientStatusResponse::default();
         for client in clients {
-            // A client that ends just now has nothing to say.
+            // A client that is shutting down has no status.
             if let Some(response) = client.client_status(request.clone()).await {
                 all.config.extend(response.map_err(|status| status::to_tonic(&status))?.config);
             }
@@ -98,7 +99,7 @@ where
     }
 }
 
-/// The methods of the service.
+/// Unary and streaming methods of the service.
 struct CsdsMethods(Csds);
 
 impl UnaryService<ClientStatusRequest> for CsdsMethods {
@@ -123,7 +124,7 @@ impl StreamingService<ClientStatusRequest> for CsdsMethods {
     }
 }
 
-/// One answer for each request.
+/// Stream with one response for each request.
 struct CsdsResponses {
     csds: Csds,
     requests: Streaming<ClientStatusRequest>,

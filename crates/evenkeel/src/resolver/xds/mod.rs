@@ -1,16 +1,17 @@
-//! The xDS client of a process, running.
+//! The xDS client of a process: its thread, its streams and its handles.
 //!
-//! What it decides is in [`evenkeel_xds`]; here are its thread, its streams and its handles. It runs on a thread of its own, so
-//! that neither a blocked nor an ended runtime of the application stops it, and a large resource blocks none of the
-//! application's workers. Channels [follow](XdsClient::watch_target) their targets and get one complete step after the other.
+//! Protocol decisions are made in [`evenkeel_xds`]. The client runs on its own thread: neither a blocked nor a
+//! stopped runtime of the application stops it, and parsing a large resource blocks none of the application's
+//! workers. A channel [subscribes](XdsClient::watch_target) to its target and receives complete updates, each
+//! replacing the last.
 //!
 //! ```text
-//!   Following ── commands ──▶ worker ──▶ Client, Reporter, Names (no sockets)
-//!       ▲                       │ ▲
-//!       └──── the last step ────┘ └── events ── streams, look-ups
+//!   XdsSubscription ── commands ──▶ XdsWorker ──▶ AdsClient, LrsClient, DnsCache (no sockets)
+//!         ▲                             │ ▲
+//!         └─────── last update ─────────┘ └── events ── streams, DNS lookups
 //! ```
 //!
-//! The thread ends when the last handle and the last following channel are gone. Nobody waits for it.
+//! The thread ends when the last handle and the last subscription are dropped. Dropping them does not wait for it.
 
 pub mod csds;
 mod names;
@@ -49,20 +50,20 @@ use crate::transport::connection::{Http2Config, KeepaliveParams};
 use crate::transport::http2::Http2Implementation;
 use crate::transport::{Connector, SocketConnector};
 
-/// When a silent control plane is asked whether it is there, and how long it has to answer (as in C-core, Java and Go).
+/// Keepalive of connections to control planes (as in C-core, Java and Go).
 const KEEPALIVE: KeepaliveParams = KeepaliveParams {
     time: Duration::from_secs(5 * 60),
     timeout: Duration::from_secs(20),
     without_calls: true,
 };
 
-/// Every client of the process that is in use.
+/// Every xDS client of the process that is in use.
 static CLIENTS: Mutex<Vec<Weak<XdsClientInner>>> = Mutex::new(Vec::new());
 
-/// A client of control planes. Cheap to clone; clones are the same client.
+/// Client of control planes. Cheap to clone; clones are handles of the same client.
 ///
-/// Channels to `xds:` targets use the one of the process for their bootstrap, and so share its streams: one per control
-/// plane. Who needs another registry of policies, or streams of its own, [builds](XdsClient::builder) one.
+/// Channels to `xds:` targets with equal bootstraps share one client, and therefore one stream per control plane. For
+/// another registry of policies, or separate streams, [build](XdsClient::builder) one.
 ///
 /// ```no_run
 /// use evenkeel::XdsClient;
@@ -80,28 +81,32 @@ pub struct XdsClient {
     shared: Arc<XdsClientInner>,
 }
 
-/// What all handles know. The thread does not hold it: it ends when this is gone.
+/// State shared by all handles. The thread holds no reference to it and ends when it is dropped.
 struct XdsClientInner {
     bootstrap: Arc<Bootstrap>,
     commands: mpsc::UnboundedSender<WorkerCommand>,
     load: Arc<LoadStore>,
     worker_status: Arc<WorkerStatus>,
-    /// Whether everybody with this bootstrap uses it.
+    /// True if channels with an equal bootstrap use this client.
     is_shared: bool,
     next_key: AtomicU64,
 }
 
-/// What the thread and the handles show each other.
+/// State shared by the thread and the handles.
 #[derive(Default)]
 struct WorkerStatus {
     server_stats: Mutex<Vec<ServerStats>>,
-    /// Whether the thread was told to look at the load and has not done it yet.
+    /// True if [`WorkerCommand::PollLoadReports`] was sent and the thread has not processed it yet.
     load_is_due: AtomicBool,
 }
 
 impl XdsClient {
-    /// The process's client for the bootstrap that the environment names (`GRPC_XDS_BOOTSTRAP`, or else
+    /// Returns the process's client for the bootstrap that the environment names (`GRPC_XDS_BOOTSTRAP`, or else
     /// `GRPC_XDS_BOOTSTRAP_CONFIG`).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the bootstrap is missing or invalid.
     pub fn from_env() -> Result<XdsClient, XdsError> {
         let bootstrap =
             Bootstrap::load(|name| std::env::var(name).ok(), |file| std::fs::read_to_string(file))
@@ -109,7 +114,7 @@ impl XdsClient {
         Ok(XdsClient::shared(bootstrap))
     }
 
-    /// The process's client for this bootstrap: the one that is in use already, if an equal bootstrap was given before.
+    /// Returns the process's client for this bootstrap. A client in use with an equal bootstrap is returned again.
     pub fn shared(bootstrap: Bootstrap) -> XdsClient {
         let mut clients = clients();
         let usable = |client: &XdsClient| {
@@ -122,7 +127,7 @@ impl XdsClient {
         XdsClient::builder(bootstrap).start(true, &mut clients)
     }
 
-    /// Describes a client with streams of its own.
+    /// Returns a builder of a client with streams of its own.
     pub fn builder(bootstrap: Bootstrap) -> XdsClientBuilder {
         XdsClientBuilder {
             bootstrap,
@@ -137,19 +142,23 @@ impl XdsClient {
         }
     }
 
-    /// Who it is and which control planes it asks.
+    /// Returns the bootstrap: the node's identity and the control planes.
     pub fn bootstrap(&self) -> &Bootstrap {
         &self.shared.bootstrap
     }
 
-    /// Every resource that somebody wants, as it was received, and how it stands: what CSDS tells (A40).
+    /// Returns every subscribed resource as it was received, and its state, as CSDS reports it (A40).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the client's thread is not running.
     pub async fn status(&self) -> Result<ClientConfig, XdsError> {
         let answered = self.client_status(ClientStatusRequest::default()).await;
         let config = answered.and_then(|answer| answer.ok()?.config.pop());
         config.ok_or(XdsError { kind: XdsErrorKind::Gone })
     }
 
-    /// What a request for the status of clients gets from this one; `None` if its thread is gone.
+    /// Returns the response to a CSDS request; `None` if the client's thread has ended.
     async fn client_status(
         &self,
         request: ClientStatusRequest,
@@ -159,7 +168,7 @@ impl XdsClient {
         answer.await.ok()
     }
 
-    /// Whether a channel to `target` could follow it: the bootstrap knows what it means.
+    /// Returns an error if the bootstrap does not define the target's xDS authority, or the target is invalid.
     pub(crate) fn check(&self, target: &str) -> Result<(), XdsError> {
         self.named(target).map(drop)
     }
@@ -171,8 +180,8 @@ impl XdsClient {
             .map_err(|error| XdsError { kind: XdsErrorKind::Target(error) })
     }
 
-    /// Follows what a channel to `target` needs. Its calls are for `authority`, or for the target's unless given: by that the
-    /// virtual host is chosen. `channel_id` is the channel's random number for hash policies (A42).
+    /// Subscribes to the resources that a channel to `target` needs. `authority` selects the virtual host, by default
+    /// the target's. `channel_id` is the channel's random number for hash policies (A42).
     pub(crate) fn watch_target(
         &self,
         target: &str,
@@ -199,31 +208,33 @@ impl XdsClient {
         Ok(XdsSubscription { authority, key, steps, dynamic, client: self.clone() })
     }
 
-    /// Where the calls of all its channels are counted.
+    /// Returns the store that counts the calls of all its channels, for load reports.
     pub(crate) fn load_store(&self) -> &Arc<LoadStore> {
         &self.shared.load
     }
 
-    /// The id of the node, which failures name.
+    /// Returns the node id, which is part of status messages.
     pub(crate) fn node_id(&self) -> &str {
         &self.shared.bootstrap.node.id
     }
 
-    /// A core ran a pass, or is gone: there may be more or fewer clusters to report load of. Cheap.
+    /// Requests a check for load reports, because a core ran a pass or was dropped. Cheap: repeated requests are
+    /// merged.
     ///
-    /// Who lets go of a core does so before it lets go of its client, or else the last report of its clusters is lost.
+    /// A core must be dropped before its client, or the last load report of its clusters is lost.
     pub(crate) fn notify_pass(&self) {
+        // The worker clears the flag before it polls. So a request after that point sends another command.
         if !self.shared.worker_status.load_is_due.swap(true, Ordering::AcqRel) {
             let _ = self.shared.commands.send(WorkerCommand::PollLoadReports);
         }
     }
 
-    /// How each control plane stands, and what happened with it so far.
+    /// Returns the connection state and counters of each control plane.
     pub fn server_stats(&self) -> Vec<ServerStats> {
         lock(&self.shared.worker_status.server_stats).clone()
     }
 
-    /// Every client of the process, whoever made it.
+    /// Returns every xDS client of the process, shared or built.
     pub(crate) fn all() -> Vec<XdsClient> {
         live(&clients()).collect()
     }
@@ -244,12 +255,12 @@ fn live(clients: &[Weak<XdsClientInner>]) -> impl Iterator<Item = XdsClient> {
     clients.iter().filter_map(Weak::upgrade).map(|shared| XdsClient { shared })
 }
 
-/// Nothing panics while one of these locks is held.
+/// Ignores poisoning: no code panics while one of these locks is held.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A client that is being described; [`XdsClientBuilder::build`] makes it.
+/// Settings of an xDS client, created by [`XdsClient::builder`].
 #[must_use = "it is a description; `build` makes a client of it"]
 pub struct XdsClientBuilder {
     bootstrap: Bootstrap,
@@ -264,39 +275,39 @@ pub struct XdsClientBuilder {
 }
 
 impl XdsClientBuilder {
-    /// The policies that clusters may use; those that are built in unless given.
+    /// Load balancing policies that clusters may use; the built-in ones unless set.
     pub fn registry(mut self, registry: Registry) -> XdsClientBuilder {
         self.registry = registry;
         self
     }
 
-    /// How policies of the control plane become policies of the registry; those that are built in unless given.
+    /// Converters from the control plane's policies to those of the registry; the built-in ones unless set.
     pub fn converters(mut self, converters: LbPolicyConverters) -> XdsClientBuilder {
         self.converters = converters;
         self
     }
 
-    /// How much a control plane may ask of us.
+    /// Limits on the resources that a control plane may send.
     pub fn limits(mut self, limits: XdsLimits) -> XdsClientBuilder {
         self.limits = limits;
         self
     }
 
-    /// How control planes are spoken to; by the state of the world unless given.
+    /// Variant of the transport protocol; state of the world unless set.
     pub fn variant(mut self, variant: XdsVariant) -> XdsClientBuilder {
         self.variant = variant;
         self
     }
 
-    /// A control plane that was silent for `time` is asked whether it is there, and has `timeout` to answer; 5 minutes and
-    /// 20 seconds unless given.
+    /// Sends a keepalive ping after `time` without data from a control plane, and closes the connection if no data
+    /// follows within `timeout`. 5 minutes and 20 seconds unless set.
     pub fn keepalive(mut self, time: Duration, timeout: Duration) -> XdsClientBuilder {
         self.keepalive = KeepaliveParams { time, timeout, ..self.keepalive };
         self
     }
 
-    /// Sets how long a deleted cluster, route configuration or endpoint resource stays in use while another resource names it;
-    /// 1 second by default, and not at all if zero.
+    /// Grace period of a deleted cluster, route configuration or endpoint resource that another resource still names.
+    /// 1 second by default; zero disables it.
     ///
     /// Control planes such as istiod delete a cluster before they move the routes away from it, and calls must not fail
     /// meanwhile. When the period ends, calls to the cluster fail with `UNAVAILABLE` (A53). Deleted listeners, and
@@ -306,7 +317,7 @@ impl XdsClientBuilder {
         self
     }
 
-    /// The HTTP/2 implementation of streams to control planes; see [`Http2Implementation`].
+    /// HTTP/2 implementation of streams to control planes; see [`Http2Implementation`].
     pub fn http2(mut self, implementation: Http2Implementation) -> XdsClientBuilder {
         self.http2 = implementation;
         self
@@ -318,7 +329,7 @@ impl XdsClientBuilder {
         self
     }
 
-    /// A client of its own: it shares nothing with others, whatever their bootstrap.
+    /// Starts a client that shares nothing with others, even if their bootstraps are equal.
     pub fn build(self) -> XdsClient {
         self.start(false, &mut clients())
     }
@@ -332,7 +343,8 @@ impl XdsClientBuilder {
         let load = Arc::<LoadStore>::default();
         let worker_status = Arc::<WorkerStatus>::default();
         if let Err(error) = self.spawn(bootstrap.clone(), load.clone(), worker_status.clone(), received) {
-            // Who follows is told that the client is gone.
+            // The client is returned without a worker. Its calls and subscriptions then fail with
+            // `XdsErrorKind::Gone`.
             tracing::error!(%error, "failed to spawn the xDS client thread");
         }
         let next_key = AtomicU64::new(0);
@@ -343,7 +355,7 @@ impl XdsClientBuilder {
         XdsClient { shared }
     }
 
-    /// Starts the thread. It ends when nobody can send a command any more.
+    /// Starts the thread. It ends when the last sender of commands is dropped.
     fn spawn(
         self,
         bootstrap: Arc<Bootstrap>,
@@ -374,7 +386,7 @@ impl XdsClientBuilder {
                 XdsWorker::new(bootstrap, client, reporter, worker_status, dialer, response_bytes)
                     .run(commands),
             );
-            // A look-up of a name that hangs must not keep the thread.
+            // A DNS lookup that hangs must not block the end of the thread.
             runtime.shutdown_background();
         };
         thread::Builder::new().name("evenkeel-xds".to_owned()).spawn(worker).map(drop)
@@ -387,26 +399,26 @@ impl fmt::Debug for XdsClientBuilder {
     }
 }
 
-/// What one channel follows. Dropping it ends that.
+/// Subscription of one channel. Dropping it ends the subscription.
 pub(crate) struct XdsSubscription {
-    /// The authority of the channel's calls.
+    /// Authority of the channel's calls.
     pub(crate) authority: String,
     key: u64,
     steps: watch::Receiver<Option<XdsResolverUpdate>>,
-    /// What was wanted last.
+    /// Clusters of the last [`XdsSubscription::watch_clusters`].
     dynamic: BTreeSet<Arc<str>>,
     client: XdsClient,
 }
 
 impl XdsSubscription {
-    /// The next step, once there is one: the last of those that came meanwhile. `None` if the client is gone. Nothing is
-    /// lost if the future is dropped.
+    /// Returns the latest update that was not returned before, or waits for one. Returns `None` if the client has
+    /// ended. Cancel-safe.
     pub(crate) async fn changed(&mut self) -> Option<XdsResolverUpdate> {
         self.steps.changed().await.ok()?;
         self.steps.borrow_and_update().clone()
     }
 
-    /// Policies ask for these clusters beside the routes, and no others. Cheap if they are the same as before.
+    /// Replaces the set of clusters that policies request beside the routes. Cheap if it is unchanged.
     pub(crate) fn watch_clusters(&mut self, dynamic: BTreeSet<Arc<str>>) {
         if dynamic != self.dynamic {
             self.dynamic.clone_from(&dynamic);
@@ -414,12 +426,12 @@ impl XdsSubscription {
         }
     }
 
-    /// The addresses of DNS names do not work: the names are resolved again, though not too often.
+    /// Requests that DNS names are resolved again, because connections to their addresses fail. The rate is limited.
     pub(crate) fn reresolve(&self) {
         self.send(WorkerCommand::Reresolve { key: self.key });
     }
 
-    /// One that cannot be sent is not missed: the client is gone, and [`XdsSubscription::changed`] says so.
+    /// Ignores a failure: the client has ended then, which [`XdsSubscription::changed`] reports.
     fn send(&self, command: WorkerCommand) {
         let _ = self.client.shared.commands.send(command);
     }
@@ -437,7 +449,7 @@ impl fmt::Debug for XdsSubscription {
     }
 }
 
-/// Why there is no xDS for a channel. The text says whether the bootstrap or the target must change.
+/// Error of the xDS client. Its text states whether the bootstrap or the target must change.
 #[derive(Debug)]
 pub struct XdsError {
     kind: XdsErrorKind,
@@ -451,7 +463,7 @@ enum XdsErrorKind {
 }
 
 impl XdsError {
-    /// Whether there is no bootstrap at all, so that a program may do without one.
+    /// Returns true if no bootstrap is configured, so that a program may continue without xDS.
     pub fn is_unset(&self) -> bool {
         matches!(&self.kind, XdsErrorKind::Bootstrap(error) if error.is_unset())
     }

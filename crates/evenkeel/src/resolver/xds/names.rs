@@ -1,6 +1,6 @@
-//! The DNS names that channels of an xDS client want: who wants which, what is known, and what is to be looked up.
+//! DNS names of the clusters of an xDS client: their watchers, results and due lookups.
 //!
-//! A name is looked up once for all channels. Nothing here looks up anything.
+//! A name is resolved once for all channels. The worker performs the lookups; this module only schedules them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use evenkeel_core::{Address, Instant, Rng, Status};
 
 use crate::resolver::dns::DnsRefresh;
 
-/// What a look-up led to.
+/// Result of a DNS lookup.
 pub(super) type DnsResult = Result<Vec<Address>, Status>;
 
-/// All names, each with its port.
+/// All watched names, each with its port.
 #[derive(Debug)]
 pub(super) struct DnsCache {
     all: BTreeMap<Arc<str>, DnsEntry>,
@@ -23,9 +23,9 @@ pub(super) struct DnsCache {
 struct DnsEntry {
     refresh: DnsRefresh,
     is_in_flight: bool,
-    /// The last one.
+    /// Result of the last lookup.
     result: Option<DnsResult>,
-    /// Channels, by their keys.
+    /// Keys of the channels that watch the name.
     watchers: BTreeSet<u64>,
 }
 
@@ -34,7 +34,7 @@ impl DnsCache {
         DnsCache { all: BTreeMap::new(), rng }
     }
 
-    /// Says what a channel wants from here on, all of it. Comes back: what is known about those that are new to it.
+    /// Replaces the set of names that a channel watches. Returns the cached results of the names added.
     pub(super) fn watch(&mut self, channel: u64, hosts: &BTreeSet<Arc<str>>) -> Vec<(Arc<str>, DnsResult)> {
         self.all.retain(|host, name| {
             if !hosts.contains(host) {
@@ -52,14 +52,14 @@ impl DnsCache {
         known
     }
 
-    /// The addresses that a channel has do not work.
+    /// Requests lookups of all names of a channel, because connections to their addresses fail.
     pub(super) fn request_reresolution(&mut self, channel: u64, now: Instant) {
         for name in self.all.values_mut().filter(|name| name.watchers.contains(&channel)) {
             name.refresh.request(now);
         }
     }
 
-    /// The names to look up now. Each is answered by [`DnsCache::handle`].
+    /// Returns the names to resolve now. The caller passes each result to [`DnsCache::handle`].
     pub(super) fn poll(&mut self, now: Instant) -> Vec<Arc<str>> {
         let mut due = Vec::new();
         for (host, name) in &mut self.all {
@@ -71,12 +71,12 @@ impl DnsCache {
         due
     }
 
-    /// When there is something to look up next.
+    /// Returns the time of the next lookup.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.all.values().filter_map(DnsEntry::deadline).min()
     }
 
-    /// Takes in an answer. Comes back: the channels that want it.
+    /// Stores the result of a lookup. Returns the channels that watch the name.
     pub(super) fn handle(&mut self, host: &str, result: &DnsResult, now: Instant) -> BTreeSet<u64> {
         let Some(name) = self.all.get_mut(host) else { return BTreeSet::new() };
         name.is_in_flight = false;
@@ -109,7 +109,7 @@ mod tests {
         hosts.iter().map(|host| Arc::from(*host)).collect()
     }
 
-    /// A name is looked up once for two channels; the second one gets what is known; the last one takes it along.
+    /// A name is resolved once for two channels, a later channel gets the cached result, and the last one removes it.
     #[test]
     fn a_name_is_looked_up_once_for_all() {
         let mut names = DnsCache::new(Rng::fixed(1));
@@ -132,7 +132,7 @@ mod tests {
         assert!(names.handle("a:80", &result, start).is_empty(), "nobody wants it any more");
     }
 
-    /// What cannot be resolved is told, and tried again by itself.
+    /// A failed lookup is reported and retried without a request.
     #[test]
     fn failures_are_told_and_tried_again() {
         let mut names = DnsCache::new(Rng::fixed(1));

@@ -1,8 +1,8 @@
 //! Streams to control planes: gRPC over HTTP/2, one task each.
 //!
-//! A stream connects if need be, sends what it is given in that order, and reads one message whenever it is asked to, so
-//! that a client which takes its time slows the server down. What happens on it is told as [`StreamEvent`]; why it ended is told in
-//! words. Streams to the same server share one connection, which is let go when no stream needs it.
+//! A stream connects if needed, sends messages in order, and reads one message per [`StreamSet::read`]. So a slow
+//! client applies flow control to the server. Events are reported as [`StreamEvent`]; a closed stream carries a
+//! status with the cause. Streams to the same server share one connection, which is closed when no stream needs it.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -33,48 +33,48 @@ use crate::transport::connection::{self, Connection, Http2Config};
 use crate::transport::http2::{Error, HttpRecvStream, HttpSendStream, RequestHeaders, ResponseHeaders};
 use crate::transport::{self, Connector};
 
-/// How long one address has a head start over the next (as with Happy Eyeballs, RFC 8305).
+/// Delay between connection attempts to the addresses of a server (Happy Eyeballs, RFC 8305).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Minimum time between two lookups of a control plane's name.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How many messages may wait for a server to read them. Load reports come by the clock, whether it reads or not.
+/// Maximum number of messages that wait to be sent. Load reports are periodic, even if the server does not read.
 const MAX_WAITING: usize = 8;
 
-/// How long a server has to end a stream that we ended.
+/// Maximum time for a server to end a stream that the client has finished.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const USER_AGENT: &str = concat!("evenkeel/", env!("CARGO_PKG_VERSION"));
 
-/// What comes before a message: a byte that says whether it is compressed, and its length.
+/// Length of a gRPC message's prefix: the compressed flag and the message length.
 const PREFIX: usize = 5;
 
-/// Names a stream.
+/// Identifies a stream of the set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum StreamKey {
-    /// ADS.
+    /// Stream of the Aggregated Discovery Service (ADS).
     Resources(ads::AdsStreamId),
-    /// LRS.
+    /// Stream of the Load Reporting Service (LRS).
     Load(lrs::LrsStreamId),
 }
 
-/// What happened on a stream.
+/// Event of a stream.
 #[derive(Debug)]
 pub(super) enum StreamEvent {
-    /// It can be sent on.
+    /// The stream was opened and accepts messages.
     Opened,
-    /// One message went to the wire.
+    /// HTTP/2 took one message for sending.
     Written,
-    /// A message came that was asked for.
+    /// A message was received in response to a [`StreamSet::read`].
     Message(Bytes),
-    /// The server did something that no message can be made of: this. The stream is over.
+    /// The server sent something that is not a valid gRPC message, described by this text. The stream is closed.
     InvalidMessage(String),
-    /// It ended, or could not be opened.
+    /// The stream ended or could not be opened.
     Closed(Status),
 }
 
-/// A message with what comes before it on the wire.
+/// Encodes a message with its gRPC prefix.
 pub(super) fn encode_frame(message: &impl Message) -> Bytes {
     let len = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(PREFIX + len);
@@ -84,7 +84,7 @@ pub(super) fn encode_frame(message: &impl Message) -> Bytes {
     bytes.freeze()
 }
 
-/// All streams, and the connections under them.
+/// All streams, and their connections.
 pub(super) struct StreamSet {
     dialer: Arc<XdsDialer>,
     response_bytes: usize,
@@ -100,12 +100,12 @@ struct StreamHandle {
     reads: mpsc::UnboundedSender<()>,
     task: AbortHandle,
     is_open: bool,
-    /// How many messages are not on the wire yet.
+    /// Number of messages that HTTP/2 has not taken yet.
     waiting: usize,
 }
 
 impl StreamSet {
-    /// `response_bytes` is the longest message that is taken in.
+    /// Returns an empty set. `response_bytes` is the maximum size of a received message.
     pub(super) fn new(
         dialer: XdsDialer,
         response_bytes: usize,
@@ -116,7 +116,7 @@ impl StreamSet {
         StreamSet { dialer, response_bytes, open: BTreeMap::new(), links: BTreeMap::new(), events, ended }
     }
 
-    /// Starts a stream. It ends if it takes longer than `connect_timeout` to open.
+    /// Starts a stream. It fails if opening takes longer than `connect_timeout`.
     pub(super) fn open(
         &mut self,
         key: StreamKey,
@@ -144,7 +144,7 @@ impl StreamSet {
         self.open.insert(key, StreamHandle { server, writes, reads, task, is_open: false, waiting: 0 });
     }
 
-    /// Takes note of what happened on a stream, before others do.
+    /// Updates the state of a stream. Must be called with each event before the client handles it.
     pub(super) fn record(&mut self, key: StreamKey, event: &StreamEvent) {
         let Some(stream) = self.open.get_mut(&key) else { return };
         let server = &*stream.server.uri;
@@ -159,7 +159,7 @@ impl StreamSet {
         }
     }
 
-    /// Sends a message after those before it.
+    /// Queues a message behind the earlier ones.
     pub(super) fn send(&mut self, key: StreamKey, message: Bytes) {
         let Some(stream) = self.open.get_mut(&key) else { return };
         stream.waiting += 1;
@@ -170,18 +170,18 @@ impl StreamSet {
             let _ = self.events.send(WorkerEvent::StreamEvent(key, closed));
             return;
         }
-        // A stream that has just ended is told as such.
+        // If the stream has just ended, its `Closed` event is in the queue.
         let _ = stream.writes.send(message);
     }
 
-    /// Reads one message.
+    /// Requests the next message of a stream.
     pub(super) fn read(&mut self, key: StreamKey) {
         if let Some(stream) = self.open.get(&key) {
             let _ = stream.reads.send(());
         }
     }
 
-    /// Ends a stream at once. Nothing is told of it any more.
+    /// Cancels a stream at once. No further event is reported for it.
     pub(super) fn cancel(&mut self, key: StreamKey) {
         if let Some(stream) = self.open.remove(&key) {
             tracing::debug!(server = &*stream.server.uri, ?key, "xDS stream closed");
@@ -189,16 +189,16 @@ impl StreamSet {
         }
     }
 
-    /// Ends a stream after what there is to send; at once if it did not open yet.
+    /// Finishes a stream after its queued messages; cancels it if it is not open yet.
     pub(super) fn finish(&mut self, key: StreamKey) {
         if self.open.get(&key).is_some_and(|stream| !stream.is_open) {
             return self.cancel(key);
         }
-        // Its task knows by what it does not get any more.
+        // Dropping the senders makes the task finish the stream.
         self.open.remove(&key);
     }
 
-    /// Lets go of connections that no stream needs.
+    /// Drops connections that no stream uses.
     pub(super) fn drop_unused(&mut self) {
         self.links.retain(|server, _| self.open.values().any(|stream| stream.server == *server));
     }
@@ -207,14 +207,15 @@ impl StreamSet {
         self.open.is_empty()
     }
 
-    /// Waits until all tasks are over.
+    /// Drops all streams and waits until their tasks have ended.
     pub(super) async fn closed(mut self) {
+        // Every task holds a clone of the dialer's sender; `recv` returns once the last one is dropped.
         drop((self.dialer, self.links, self.open));
         let _ = self.ended.recv().await;
     }
 }
 
-/// One stream, as its task sees it.
+/// State of one stream's task.
 struct StreamTask {
     dialer: Arc<XdsDialer>,
     link: Arc<ServerConnection>,
@@ -233,12 +234,12 @@ struct StreamEventSender {
 
 impl StreamEventSender {
     fn send(&self, event: StreamEvent) {
-        // Nobody listens any more if the client is gone.
+        // The client has ended if no receiver is left.
         let _ = self.events.send(WorkerEvent::StreamEvent(self.key, event));
     }
 }
 
-/// An open stream.
+/// An open stream, before its response headers.
 struct OpenedStream {
     connection: Arc<Connection>,
     send: HttpSendStream,
@@ -265,14 +266,14 @@ impl StreamTask {
         event_sender.send(end);
     }
 
-    /// Writes and reads until the stream ends; answers how it did.
+    /// Sends and receives until the stream ends. Returns its last event.
     async fn exchange(self, OpenedStream { connection, mut send, response }: OpenedStream) -> StreamEvent {
         let StreamTask { mut to_write, to_read, event_sender, response_bytes, dialer: _dialer, .. } = self;
         let written = async {
             while let Some(message) = to_write.recv().await {
                 match write(&mut send, message).await {
                     Some(()) => event_sender.send(StreamEvent::Written),
-                    // Whoever reads learns why.
+                    // The reading half reports the reason.
                     None => return pending().await,
                 }
             }
@@ -286,13 +287,13 @@ impl StreamTask {
     }
 }
 
-/// Hands a message to HTTP/2 as fast as the server takes it. `None` if it takes no more.
+/// Passes a message to HTTP/2 once the flow-control window has room. Returns `None` if the stream takes no more data.
 async fn write(send: &mut HttpSendStream, message: Bytes) -> Option<()> {
     poll_fn(|cx| send.poll_capacity(cx)).await?;
     send.send(message, false)
 }
 
-/// Reads a message whenever it is asked for, until the stream ends.
+/// Reads one message per request, until the stream ends.
 async fn read(
     connection: &Connection,
     mut body: HttpRecvStream,
@@ -307,7 +308,8 @@ async fn read(
     while to_read.recv().await.is_some() {
         event_sender.send(StreamEvent::Message(messages.next().await?));
     }
-    // Nobody asks any more: we ended it, and the server should too. Until it does, what we said may be on its way.
+    // The senders are dropped: the client has finished the stream. Wait for the server's end, because messages may
+    // still be in flight.
     let end = async {
         loop {
             messages.next().await?;
@@ -317,7 +319,7 @@ async fn read(
     timeout(CLOSE_TIMEOUT, end).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// Whether an answer is one of gRPC and good.
+/// Checks that a response is a gRPC response without an error status.
 fn check_head(head: &ResponseHeaders) -> Result<(), Status> {
     if let Some(status) = tonic::Status::from_header_map(&head.headers) {
         return Err(from_tonic(&status));
@@ -335,7 +337,7 @@ fn check_head(head: &ResponseHeaders) -> Result<(), Status> {
     Ok(())
 }
 
-/// What the server ended a stream with.
+/// Converts the status that ended a stream.
 fn from_tonic(status: &tonic::Status) -> Status {
     let code = status::code(status.code() as i32);
     match status.message() {
@@ -344,7 +346,7 @@ fn from_tonic(status: &tonic::Status) -> Status {
     }
 }
 
-/// Why a stream was cut: the connection's reason, if it is over, or else the stream's.
+/// Returns the cause of a stream's failure: the connection's reason if it is closed, or else the stream's.
 fn transport_error(connection: &Connection, error: &Error) -> Status {
     match connection.transport_state().disconnected() {
         Some(disconnect) if !matches!(error, Error::Reset(_)) => disconnect.status.clone(),
@@ -356,7 +358,7 @@ fn transport_error(connection: &Connection, error: &Error) -> Status {
     }
 }
 
-/// The messages of a stream, put together from its DATA frames.
+/// Decoder of a stream's gRPC messages from DATA frames.
 struct MessageReader<'a> {
     connection: &'a Connection,
     body: HttpRecvStream,
@@ -373,7 +375,7 @@ impl MessageReader<'_> {
                 return Ok(message);
             }
             match poll_fn(|cx| self.body.poll_data(cx)).await {
-                // It grows by what came, never by what was announced.
+                // The buffer grows by received data, never by the announced length.
                 Some(Ok(data)) => self.buffer.extend_from_slice(&data),
                 Some(Err(error)) => {
                     return Err(StreamEvent::Closed(transport_error(self.connection, &error)));
@@ -399,7 +401,7 @@ impl MessageReader<'_> {
     }
 }
 
-/// Takes the first message off the buffer, once all of it is there. An error says what the server did.
+/// Removes the first message from the buffer if it is complete. An error states what the server sent.
 fn take(buffer: &mut BytesMut, limit: usize) -> Result<Option<Bytes>, String> {
     let Some((prefix, _)) = buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
     let [compressed, len @ ..] = *prefix;
@@ -414,7 +416,7 @@ fn take(buffer: &mut BytesMut, limit: usize) -> Result<Option<Bytes>, String> {
         return Ok(None);
     }
     let mut message = mem::take(buffer);
-    // The start of the next one moves to a place of its own, so that a large message is not kept for it.
+    // Copy the start of the next message, so that it does not keep a large buffer alive.
     buffer.extend_from_slice(&message.split_off(PREFIX + len));
     message.advance(PREFIX);
     Ok(Some(message.freeze()))
@@ -427,13 +429,13 @@ struct NameLookup {
     addresses: Vec<Address>,
 }
 
-/// How connections are made.
+/// Opens connections to control planes.
 pub(super) struct XdsDialer {
     connector: Arc<dyn Connector>,
     http2: Http2Config,
     /// Lookups of control planes by host and port.
     resolved: sync::Mutex<BTreeMap<(String, u16), NameLookup>>,
-    /// Held by every task, so that the end of all of them can be seen.
+    /// Held by every task, so that the end of all of them can be awaited.
     alive: Option<mpsc::Sender<Infallible>>,
 }
 
@@ -444,8 +446,8 @@ impl XdsDialer {
 
     /// Returns the addresses of a control plane, from a lookup that is at most [`LOOKUP_INTERVAL`] old.
     ///
-    /// A control plane that is away is tried once per second. A lookup with each attempt would move the load of all
-    /// clients to the DNS server.
+    /// While a control plane is down, a connection is attempted once per second. A lookup with each attempt would
+    /// move the load of all clients to the DNS server.
     async fn resolve(&self, host: &str, port: u16) -> Result<Vec<Address>, Status> {
         let key = (host.to_owned(), port);
         let known = lock(&self.resolved).get(&key).cloned();
@@ -460,7 +462,7 @@ impl XdsDialer {
     }
 }
 
-/// What streams to one server share.
+/// Connection shared by the streams to one server.
 struct ServerConnection {
     server: Arc<ServerConfig>,
     /// Held while connecting: the other streams wait for the outcome.
@@ -502,7 +504,7 @@ impl ServerConnection {
         Ok(OpenedStream { connection, send, response })
     }
 
-    /// The connection that there is, or a new one.
+    /// Returns the open connection, or opens one. Concurrent streams wait for the same attempt.
     async fn connection(
         &self,
         dialer: &Arc<XdsDialer>,
@@ -531,7 +533,7 @@ impl ServerConnection {
         Ok(connection)
     }
 
-    /// Reads files, which may take a while.
+    /// Reads the credentials' files on a blocking thread.
     async fn credentials(&self) -> Result<Credentials, Status> {
         let server = self.server.clone();
         let read = task::spawn_blocking(move || Credentials::for_xds_server(&server.credentials)).await;
@@ -543,7 +545,7 @@ impl ServerConnection {
     }
 }
 
-/// Connects to the first address that answers. Each has a head start over the next.
+/// Connects to the first address that accepts. Attempts start [`ATTEMPT_DELAY`] apart.
 async fn dial(
     dialer: &Arc<XdsDialer>,
     addresses: Vec<Address>,
@@ -595,7 +597,7 @@ mod tests {
     use super::*;
     use crate::transport::SocketConnector;
 
-    /// Messages come out whole, whatever the pieces; what is compressed or too long does not.
+    /// Messages are decoded from chunks of any size; compressed or oversized ones are rejected.
     #[test]
     fn messages_are_put_together() {
         let wire = [&[0, 0, 0, 0, 3][..], b"abc", &[0, 0, 0, 0, 0], &[0, 0, 0, 0, 1], b"d"].concat();
@@ -619,7 +621,7 @@ mod tests {
         assert_eq!(encode_frame(&"ab".to_owned()), &b"\0\0\0\0\x04\x0a\x02ab"[..]);
     }
 
-    /// A stream to a server that a test plays, with its SETTINGS sent and the stream open.
+    /// Opens a stream to a test server that has sent its SETTINGS.
     async fn opened(
         settings: &[(u16, u32)],
     ) -> (StreamSet, StreamKey, Conn, mpsc::UnboundedReceiver<WorkerEvent>) {
@@ -645,7 +647,7 @@ mod tests {
         }
     }
 
-    /// fault 76: a server that does not read ends its stream, and does not fill our memory.
+    /// fault 76: a server that does not read gets its stream closed, and memory stays bounded.
     #[tokio::test]
     async fn a_server_that_does_not_read() {
         let (mut streams, key, _conn, mut happened) = opened(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await;
@@ -661,7 +663,7 @@ mod tests {
         assert!(streams.is_empty());
     }
 
-    /// ADS-9: one message is read for each time that it is asked for, however many there are; and what is written is told.
+    /// ADS-9: one message is read per request, and every write is reported.
     #[tokio::test]
     async fn reads_what_it_is_asked_for() {
         let (mut streams, key, mut conn, mut happened) = opened(&[]).await;
@@ -691,7 +693,7 @@ mod tests {
         );
     }
 
-    /// Attempts that follow each other share a lookup.
+    /// Consecutive attempts share a lookup.
     #[tokio::test(start_paused = true)]
     async fn names_are_looked_up_at_most_every_five_seconds() {
         let dialer = XdsDialer::new(Arc::new(SocketConnector), Http2Config::default());
@@ -708,7 +710,7 @@ mod tests {
         assert_eq!(dialer.resolve("localhost", 80).await.unwrap(), found);
     }
 
-    /// Any id: only a reporter makes them.
+    /// Returns an arbitrary id; only `LrsClient` creates them.
     fn lrs_stream() -> lrs::LrsStreamId {
         let store = Arc::new(evenkeel_core::load::LoadStore::default());
         let now = evenkeel_core::Instant::ORIGIN;

@@ -1,4 +1,4 @@
-//! Stories of a running client: real control planes on real sockets, and what channels are told.
+//! Tests of a running xDS client against control planes on real sockets.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -35,10 +35,10 @@ use super::{XdsClient, XdsSubscription};
 use crate::clock;
 use crate::telemetry::metrics::ChannelMetrics;
 
-/// Only a failure waits this long.
+/// Maximum wait, reached only if a test fails.
 const LONG: Duration = Duration::from_secs(30);
 
-/// A bootstrap with these servers in the clear, in order of preference.
+/// Returns a bootstrap with these plaintext servers, in order of preference.
 fn bootstrap(servers: &[SocketAddr]) -> Bootstrap {
     let server = |address: &SocketAddr| (address.to_string(), json!([{"type": "insecure"}]));
     bootstrap_with(servers.iter().map(server).collect())
@@ -55,7 +55,7 @@ fn client_of(control: &ControlPlane) -> XdsClient {
     XdsClient::builder(bootstrap(&[control.address()])).build()
 }
 
-/// A control plane that sends `orders` to one endpoint.
+/// Returns a control plane that routes `orders` to one endpoint.
 async fn serving() -> ControlPlane {
     let control = ControlPlane::start().await;
     control.serve("orders", "a", &[at(1)]);
@@ -66,7 +66,7 @@ fn at(last: u8) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, last], 80))
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let wait = async {
         while !is_so() {
@@ -80,7 +80,7 @@ fn first(client: &XdsClient) -> ServerStats {
     client.server_stats().into_iter().next().expect("a server")
 }
 
-/// The requests of this type that accept a response.
+/// Returns the number of ACKs of this type.
 fn acks<M: evenkeel_proto::prost::Name>(control: &ControlPlane) -> usize {
     let requests = control.requests();
     let acks = requests.iter().filter(|request| {
@@ -91,7 +91,7 @@ fn acks<M: evenkeel_proto::prost::Name>(control: &ControlPlane) -> usize {
     acks.count()
 }
 
-/// A channel without connections: it follows, and its core says what it would dial and close.
+/// A channel without connections: it subscribes, and its core returns the connects and closes it would perform.
 struct Channel {
     subscription: XdsSubscription,
     core: Core,
@@ -105,7 +105,7 @@ impl Channel {
         Channel { subscription, core, addresses: BTreeMap::new() }
     }
 
-    /// The next step: what the core does for it, or what calls fail with.
+    /// Returns the core's effects of the next update, or the status of calls.
     async fn step(&mut self) -> Result<Vec<String>, String> {
         let step = timeout(LONG, self.subscription.changed()).await.expect("a step").expect("a client");
         self.core.update(step.update);
@@ -126,12 +126,12 @@ impl Channel {
         step.route.map(|_| done).map_err(|status| status.to_string())
     }
 
-    /// Whether no step is there that was not looked at.
+    /// Returns true if no unread update is available.
     fn is_quiet(&self) -> bool {
         !self.subscription.steps.has_changed().unwrap()
     }
 
-    /// Takes steps until the core has these endpoints and no others.
+    /// Applies updates until the core has exactly these endpoints.
     async fn reaches(&mut self, endpoints: &[SocketAddr]) {
         let wanted: Vec<_> = endpoints.iter().map(SocketAddr::to_string).collect();
         let reached = async {
@@ -148,8 +148,8 @@ impl Channel {
     }
 }
 
-/// The whole way over the wire, in both variants: what is subscribed to leads to one step, every response is accepted,
-/// changes lead to further steps, and who leaves is gone from the control plane.
+/// End to end in both variants: a subscription leads to one update, every response is acknowledged, changes lead to
+/// further updates, and an ended subscription is removed at the control plane.
 #[tokio::test]
 async fn from_a_target_to_steps() {
     for variant in [XdsVariant::StateOfTheWorld, XdsVariant::Delta] {
@@ -172,7 +172,7 @@ async fn from_a_target_to_steps() {
     }
 }
 
-/// CM-5: routes lead elsewhere, twice; what no call needs any more is asked for no longer.
+/// CM-5: routes change twice; clusters that no call needs are unsubscribed.
 #[tokio::test]
 async fn clusters_are_let_go() {
     let control = serving().await;
@@ -192,7 +192,7 @@ async fn clusters_are_let_go() {
     }
 }
 
-/// fault 22: a resource that cannot be used is refused with a reason that names it, and the one before stays.
+/// fault 22: an invalid resource is NACKed with an error that names it, and the last valid one stays in use.
 #[tokio::test]
 async fn what_is_bad_is_refused_and_changes_nothing() {
     let control = serving().await;
@@ -211,7 +211,7 @@ async fn what_is_bad_is_refused_and_changes_nothing() {
     assert_eq!((shown.client_status(), shown.version_info.as_str()), (ClientResourceStatus::Nacked, "1"));
 }
 
-/// fault 15: a control plane that ends the stream, or dies and comes back, and then sends the same again moves nothing.
+/// fault 15: a control plane closes the stream or restarts and sends the same resources; channels see no update.
 #[tokio::test]
 async fn the_same_resources_again_change_nothing() {
     let control = serving().await;
@@ -223,7 +223,7 @@ async fn the_same_resources_again_change_nothing() {
     let before = acks::<ClusterLoadAssignment>(&control);
     control.close_streams();
     control.wait_until(|control| acks::<ClusterLoadAssignment>(control) > before).await;
-    // The client follows before it accepts, so a step would be there by now.
+    // The client resolves before it acknowledges, so an update would be available by now.
     assert!(orders.is_quiet(), "a stream that ends in order is no news");
     assert_eq!((control.connections(), first(&client).failures), (1, 0), "nor a reason to connect again");
 
@@ -243,8 +243,8 @@ async fn the_same_resources_again_change_nothing() {
     assert!(first(&client).connected);
 }
 
-/// fault 19: channels of one bootstrap share a stream, also one that joins late and finds everything known; a client of
-/// its own has its own.
+/// fault 19: channels with equal bootstraps share a stream, including one that joins later and finds all resources
+/// cached. A client of its own has its own stream.
 #[tokio::test]
 async fn one_stream_for_all_channels() {
     let control = serving().await;
@@ -277,7 +277,8 @@ async fn one_stream_for_all_channels() {
     assert_eq!((other.streams(), other.connections()), (2, 2));
 }
 
-/// fault 17: a channel leaves and another one comes for the same, before the control plane heard of it or after.
+/// fault 17: one channel unsubscribes and another subscribes to the same, before or after the control plane is
+/// informed.
 #[tokio::test]
 async fn leaves_and_comes_back() {
     let control = serving().await;
@@ -311,8 +312,7 @@ async fn a_large_response() {
     assert_eq!((control.nacks(), control.streams()), (vec![], 1));
 }
 
-/// A response that is longer than the limit is not taken in: the server is left alone for a while, and what was known
-/// before is in use.
+/// A response above the size limit is rejected: the client backs off, and cached resources stay in use.
 #[tokio::test]
 async fn a_response_that_is_too_long() {
     let control = serving().await;
@@ -332,7 +332,7 @@ async fn a_response_that_is_too_long() {
     orders.reaches(&[at(2)]).await;
 }
 
-/// fault 6's beginning: a control plane that takes requests and says nothing. Channels wait, and go on once it speaks.
+/// fault 6, first part: a control plane accepts requests and sends nothing. Channels wait until it responds.
 #[tokio::test]
 async fn a_silent_server() {
     let control = serving().await;
@@ -346,7 +346,7 @@ async fn a_silent_server() {
     assert_eq!(control.streams(), 1);
 }
 
-/// fault 7: a connection that lets nothing through is found out by its keepalive, and another one is made.
+/// fault 7: keepalive detects a connection that passes no data, and the client reconnects.
 #[tokio::test]
 async fn a_half_open_server() {
     let control = serving().await;
@@ -362,7 +362,7 @@ async fn a_half_open_server() {
     orders.reaches(&[at(2)]).await;
 }
 
-/// fault 2: what calls fail with when no control plane can be reached says why, where and who asked.
+/// fault 2: if no control plane is reachable, the status of calls states the cause, the server and the node.
 #[tokio::test]
 async fn failures_are_told_in_words() {
     let control = ControlPlane::start().await;
@@ -387,7 +387,7 @@ async fn failures_are_told_in_words() {
     ];
     for (uri, creds, text) in table {
         let mut bootstrap = bootstrap_with(vec![("localhost:1".to_owned(), creds)]);
-        // Set without the parser, which refuses the nested server.
+        // Set without the parser, which rejects a nested server.
         Arc::make_mut(&mut bootstrap.servers[0]).uri = uri.as_str().into();
         let client = XdsClient::builder(bootstrap).build();
         let mut orders = Channel::to(&client, "xds:///orders");
@@ -397,7 +397,7 @@ async fn failures_are_told_in_words() {
     }
 }
 
-/// Servers that answer with something else than responses: the failure says what they did.
+/// Servers that send something other than xDS responses: the status states what they sent.
 #[tokio::test]
 async fn strange_answers_are_told_in_words() {
     let status = |code| [Frame::new(HEADERS, END_HEADERS | END_STREAM, 1, block(&[("grpc-status", code)]))];
@@ -451,7 +451,7 @@ async fn a_unix_socket() {
     Channel::to(&client, "xds:///orders").reaches(&[at(1)]).await;
 }
 
-/// T8: a control plane with TLS, whose CA stands in a file; it asks for a certificate of ours.
+/// T8: a control plane with TLS and mutual authentication; the CA is in a file.
 #[tokio::test]
 async fn a_server_with_tls() {
     let (ca, clients) = (Ca::new("ca"), Ca::new("clients"));
@@ -476,8 +476,8 @@ async fn a_server_with_tls() {
     Channel::to(&client, "xds:///orders").reaches(&[at(1)]).await;
 }
 
-/// fault 9: the first control plane is down at the start, the second serves; the first one comes, takes over, and the
-/// second is left alone.
+/// fault 9: the first control plane is down at start and the second serves. When the first recovers, it takes over
+/// and the second is no longer used.
 #[tokio::test]
 async fn falls_back_and_returns() {
     let [one, two] = [serving().await, ControlPlane::start().await];
@@ -491,7 +491,7 @@ async fn falls_back_and_returns() {
     two.wait_until(|two| two.open_streams() == 0 && two.open_connections() == 0).await;
 }
 
-/// fault 11: the first control plane dies when everything is known: the second is not even connected to.
+/// fault 11: the first control plane fails after all resources are cached: the second is not connected to.
 #[tokio::test]
 async fn no_fallback_when_all_is_cached() {
     let [one, two] = [serving().await, serving().await];
@@ -504,14 +504,14 @@ async fn no_fallback_when_all_is_cached() {
     let mut late = Channel::to(&client, "xds:///orders");
     late.reaches(&[at(1)]).await;
     assert_eq!(two.connections(), 0);
-    // What is not cached is another matter (A71).
+    // Resources that are not cached do cause fallback (A71).
     two.serve("users", "u", &[at(3)]);
     let mut users = Channel::to(&client, "xds:///users");
     users.reaches(&[at(3)]).await;
     assert_eq!(two.connections(), 1);
 }
 
-/// A cluster whose endpoints come from DNS: looked up once for all channels.
+/// A cluster with endpoints from DNS: the name is resolved once for all channels.
 #[tokio::test]
 async fn endpoints_from_dns() {
     let control = ControlPlane::start().await;
@@ -526,15 +526,15 @@ async fn endpoints_from_dns() {
     }
 }
 
-/// LRS-1, LRS-8: reports go over the connection of the resources, and the last one is sent when nobody counts any more,
-/// be the client gone too.
+/// LRS-1, LRS-8: load reports use the connection of ADS. The last report is sent after the last channel, even if the
+/// client was dropped too.
 #[tokio::test]
 async fn load_is_reported() {
     let control = serving().await;
     let client = client_of(&control);
     let mut orders = Channel::to(&client, "xds:///orders");
     orders.reaches(&[at(1)]).await;
-    // There is nothing to report yet. An answer shows that this was seen.
+    // There is nothing to report yet. A response shows that this state was processed.
     client.notify_pass();
     client.status().await.unwrap();
     let count = |client: &XdsClient| {
@@ -561,7 +561,7 @@ async fn load_is_reported() {
     control.wait_until(|control| control.open_connections() == 0).await;
 }
 
-/// fault 76: a control plane that does not take load reports sends resources all the same.
+/// fault 76: a control plane that does not read load reports still delivers resources.
 #[tokio::test]
 async fn load_that_nobody_takes_harms_nobody() {
     let control = serving().await;
@@ -578,7 +578,8 @@ async fn load_that_nobody_takes_harms_nobody() {
     assert_eq!((control.streams(), first(&client).failures), (1, 0));
 }
 
-/// A control plane at several addresses: one that refuses and one that takes connections and says nothing keep nobody.
+/// A control plane with several addresses: neither one that refuses nor one that never responds blocks the
+/// connection.
 #[tokio::test]
 async fn the_next_address_gets_its_turn() {
     let [control, dead] = [serving().await, ControlPlane::start().await];
@@ -591,7 +592,7 @@ async fn the_next_address_gets_its_turn() {
     assert_eq!((mute.connections(), control.connections()), (1, 1));
 }
 
-/// A tool that asks a server of this process for the status of these clients.
+/// Returns a CSDS client of a server in this process, for these xDS clients.
 async fn csds(csds: Csds) -> ClientStatusDiscoveryServiceClient<tonic::transport::Channel> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let uri = format!("http://{}", listener.local_addr().unwrap());
@@ -601,7 +602,7 @@ async fn csds(csds: Csds) -> ClientStatusDiscoveryServiceClient<tonic::transport
     ClientStatusDiscoveryServiceClient::new(channel)
 }
 
-/// CSDS-1, CSDS-2, CSDS-3, CSDS-6, CSDS-7: who asks gets every resource as it was received, by either method.
+/// CSDS-1, CSDS-2, CSDS-3, CSDS-6, CSDS-7: both methods return every resource as it was received.
 #[tokio::test]
 async fn status_for_tools() {
     let control = serving().await;
@@ -648,7 +649,7 @@ async fn status_for_tools() {
     assert!(answer.config.contains(config), "every client of the process");
 }
 
-/// fault 77: a hundred questions while endpoints change: each answer is of one moment, and a later one is not older.
+/// fault 77: a hundred requests while endpoints change: each response is consistent, and none is older than the last.
 #[tokio::test]
 async fn status_while_everything_changes() {
     let control = serving().await;
@@ -658,7 +659,7 @@ async fn status_while_everything_changes() {
     let mut tool = csds(Csds::of([client.clone()])).await;
     let mut last = 0;
     for i in 0..100 {
-        // Version n of the endpoints is n endpoints.
+        // Version n of the resource contains n endpoints.
         let endpoints: Vec<_> = (1..=i + 2).map(at).collect();
         control.set_endpoints("a", &endpoints);
         let answer = tool.fetch_client_status(ClientStatusRequest::default()).await.unwrap().into_inner();
@@ -677,7 +678,7 @@ async fn status_while_everything_changes() {
     assert_eq!(control.nacks(), []);
 }
 
-/// fault 72, fault 74: nobody polls the channel, its runtime ends, and xDS goes on.
+/// fault 72, fault 74: the channel is not polled, its runtime is shut down, and xDS continues.
 #[test]
 fn the_runtime_of_the_application_does_not_matter() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -697,7 +698,7 @@ fn the_runtime_of_the_application_does_not_matter() {
     drop((client, orders, runtime));
 }
 
-/// A target that the bootstrap does not know is refused at once, and says what it knows.
+/// A target with an unknown xDS authority is rejected at once, and the error lists the known ones.
 #[test]
 fn targets_are_checked() {
     let client = XdsClient::builder(bootstrap(&[at(1)])).build();

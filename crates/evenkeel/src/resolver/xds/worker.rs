@@ -1,8 +1,8 @@
-//! The loop of an xDS client: the one place where it waits.
+//! Event loop of an xDS client: the only place where it waits.
 //!
-//! Commands come from handles, events from the tasks around it. Both only change what is known; then the loop
-//! [settles](XdsWorker::process_effects): effects are carried out, channels that have something to look at follow, and new steps are
-//! published. How often something was said makes no difference.
+//! Commands come from handles, events from the tasks of streams and lookups. Both only change state. The loop then
+//! [processes effects](XdsWorker::process_effects): it performs them, updates channels with changed resources and
+//! publishes their updates. It is level-triggered, so repeated commands change nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -33,10 +33,10 @@ const STATE_OF_THE_WORLD: &str =
 const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 const LOAD_STATS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
 
-/// How long the thread goes on for the last load reports when nobody needs the client any more.
+/// Maximum time for sending the last load reports after the last handle was dropped.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What handles ask for. Channels are known by their keys.
+/// Command of a handle. Channels are identified by their keys.
 pub(super) enum WorkerCommand {
     Subscribe {
         key: u64,
@@ -64,11 +64,11 @@ pub(super) enum WorkerCommand {
     },
 }
 
-/// What happened around the loop.
+/// Event of a task around the loop.
 pub(super) enum WorkerEvent {
-    /// On a stream.
+    /// An event of an ADS or LRS stream.
     StreamEvent(StreamKey, StreamEvent),
-    /// A name was looked up.
+    /// A DNS lookup has finished.
     Resolved(Arc<str>, DnsResult),
     /// A cluster of this channel is no longer needed by any call.
     Idle(u64),
@@ -81,9 +81,9 @@ pub(super) struct XdsWorker {
     names: DnsCache,
     streams: StreamSet,
     channels: BTreeMap<u64, WatchedChannel>,
-    /// The channels by the client's ids.
+    /// Keys of the channels by their subscriber ids.
     owners: BTreeMap<SubscriberId, u64>,
-    /// Channels that have something to look at, and what that is.
+    /// Channels to update, and the resources that changed.
     dirty: BTreeMap<u64, ChangedResources>,
     load_is_due: bool,
     worker_status: Arc<WorkerStatus>,
@@ -96,12 +96,12 @@ struct WatchedChannel {
     id: SubscriberId,
     target: String,
     follower: XdsResolver,
-    /// The clusters that its policies ask for.
+    /// Clusters that its policies request.
     dynamic: BTreeSet<Arc<str>>,
     wanted: BTreeSet<(ResourceType, String)>,
     steps: watch::Sender<Option<XdsResolverUpdate>>,
     meter: XdsMeter,
-    /// Whether an [`WorkerEvent::Idle`] is on its way.
+    /// True while a [`WorkerEvent::Idle`] is in the queue.
     idle_event_sent: Arc<AtomicBool>,
 }
 
@@ -132,7 +132,7 @@ impl XdsWorker {
         }
     }
 
-    /// Works until nobody can send commands any more.
+    /// Runs until the last sender of commands is dropped.
     pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<WorkerCommand>) {
         loop {
             self.process_effects();
@@ -151,7 +151,7 @@ impl XdsWorker {
         let _ = timeout(SHUTDOWN_TIMEOUT, self.end()).await;
     }
 
-    /// Nobody counts any more: sends the last load reports, and waits for connections to be closed in order.
+    /// Sends the last load reports and waits until connections are closed gracefully.
     async fn end(mut self) {
         self.load_is_due = true;
         self.process_effects();
@@ -162,7 +162,7 @@ impl XdsWorker {
         self.streams.closed().await;
     }
 
-    /// Waits for an event, or until something is due, and takes it in.
+    /// Waits for an event or a deadline, and applies it.
     async fn wait_for_event(&mut self) {
         let due = self.next_deadline();
         let due = async {
@@ -172,7 +172,7 @@ impl XdsWorker {
             }
         };
         tokio::select! {
-            // The loop holds a sender of its own.
+            // The worker holds a sender itself, so `recv` never returns `None`.
             Some(event) = self.received.recv() => {
                 self.handle_event(event);
                 while let Ok(event) = self.received.try_recv() {
@@ -196,7 +196,8 @@ impl XdsWorker {
         self.load_is_due |= self.reporter.next_deadline().is_some_and(|at| at <= now);
     }
 
-    /// Until there is nothing to do: effects, channels, names, load, and what others may see.
+    /// Performs effects until none is left: streams, channels, lookups, load reports. Publishes metrics and
+    /// statistics.
     fn process_effects(&mut self) {
         loop {
             while let Some(effect) = self.client.poll_effect() {
@@ -216,6 +217,7 @@ impl XdsWorker {
             self.look_up(host);
         }
         if std::mem::take(&mut self.load_is_due) {
+            // Clear the flag before the poll: a pass that ends during the poll then sends another command.
             self.worker_status.load_is_due.store(false, Ordering::Release);
             for effect in self.reporter.poll(clock::now()) {
                 self.apply_lrs_effect(effect);
@@ -232,15 +234,17 @@ impl XdsWorker {
     }
 }
 
-/// Channels.
+/// Commands and updates of channels.
 impl XdsWorker {
     fn handle_command(&mut self, command: WorkerCommand) {
         match command {
             WorkerCommand::Subscribe { key, target, listener, authority, channel_id, meter, steps } => {
                 let idle_event_sent = Arc::new(AtomicBool::new(false));
                 let (sent, events) = (idle_event_sent.clone(), self.events.clone());
-                // Called by whoever drops the last reference, which may be this loop itself.
+                // Called by the thread that drops the last reference, which may be this loop.
                 let on_idle = Arc::new(move || {
+                    // At most one event per channel is queued. The loop clears the flag before it processes the
+                    // event.
                     if !sent.swap(true, Ordering::AcqRel) {
                         let _ = events.send(WorkerEvent::Idle(key));
                     }
@@ -278,13 +282,14 @@ impl XdsWorker {
             }
             WorkerCommand::PollLoadReports => self.load_is_due = true,
             WorkerCommand::Describe { request, reply } => {
-                // Who asked may have gone away.
+                // The requester may have dropped its receiver.
                 let _ = reply.send(self.describe(&request));
             }
         }
     }
 
-    /// Lets a channel look at what changed, or at all that is known until that leads to nothing new.
+    /// Resolves a channel's config. Tries an endpoints-only update first; otherwise repeats until nothing further is
+    /// needed.
     fn update_channel(&mut self, key: u64, changed: &ChangedResources) {
         let Some(channel) = self.channels.get_mut(&key) else { return };
         if let ChangedResources::Endpoints(names) = changed
@@ -302,7 +307,8 @@ impl XdsWorker {
                 channel.steps.send_replace(Some(step));
             }
             let known = self.names.watch(key, &followed.hosts);
-            // What it wants in addition may be known already, since others want it too.
+            // Resources that it requests in addition may be cached already, for other channels. Then it resolves
+            // again.
             let is_done = followed.wanted == channel.wanted && known.is_empty();
             for (host, answer) in known {
                 channel.follower.handle_resolved(&host, answer);
@@ -332,8 +338,8 @@ impl XdsWorker {
     }
 
     fn describe(&mut self, request: &ClientStatusRequest) -> Result<ClientStatusResponse, Status> {
-        // A71 has a client for each target and names it by that. Ours serves all targets with what they share, and to repeat it
-        // for each of them would make the dump as many times as long: so it has all of their names.
+        // A71 has one client per target and names it after that. This client serves all targets from one cache.
+        // Repeating the cache for each target would multiply the dump, so its scope lists all targets.
         let targets: BTreeSet<&str> = self.channels.values().map(|channel| channel.target.as_str()).collect();
         let scope = targets.into_iter().collect::<Vec<_>>().join(",");
         self.wall.update();
@@ -341,7 +347,7 @@ impl XdsWorker {
     }
 }
 
-/// Streams.
+/// Streams to control planes and their events.
 impl XdsWorker {
     fn handle_event(&mut self, event: WorkerEvent) {
         let now = clock::now();
@@ -413,7 +419,7 @@ impl XdsWorker {
                     XdsVariant::StateOfTheWorld => STATE_OF_THE_WORLD,
                     XdsVariant::Delta => DELTA,
                 };
-                // The client itself gives up after a while.
+                // `AdsClient` applies its own connect timeout.
                 self.streams.open(StreamKey::Resources(stream), server, method, None);
             }
             ads::AdsEffect::Send { stream, request } => {
@@ -450,16 +456,16 @@ impl XdsWorker {
         }
     }
 
-    /// The control plane at this place.
+    /// Returns the control plane with this URI.
     fn server(&self, uri: &str) -> Option<Arc<ServerConfig>> {
         let of_authorities = self.bootstrap.authorities.values().flat_map(|authority| &authority.servers);
         self.bootstrap.servers.iter().chain(of_authorities).find(|server| &*server.uri == uri).cloned()
     }
 }
 
-/// What our clock means in dates. The same moment has the same date each time, unless the wall's clock was set.
+/// Conversion of the monotonic clock to dates. An instant keeps its date unless the system clock is adjusted.
 struct WallClock {
-    /// The date of our clock's origin.
+    /// Date of the monotonic clock's origin.
     origin: SystemTime,
 }
 
@@ -469,7 +475,7 @@ impl WallClock {
         WallClock { origin: SystemTime::now().checked_sub(since).unwrap_or(SystemTime::UNIX_EPOCH) }
     }
 
-    /// Sees whether the wall's clock was set, or this machine slept.
+    /// Recomputes the origin if the system clock was adjusted or the machine was suspended.
     fn update(&mut self) {
         const SET: Duration = Duration::from_secs(1);
         let now = WallClock::new();
