@@ -9,4 +9,5 @@ pub(crate) mod core;
 pub(crate) mod cx;
 pub(crate) mod deferred_drop;
 pub(crate) mod describe;
+pub(crate) mod pure_parent;
 pub(crate) mod tree;

@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::config::cluster::{Cluster, is_same_cluster};
 use crate::config::{ConfigError, ConfigFields, LbConfig, object};
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::pure_parent::PureParent;
 use crate::policy::cluster_resolver::{self, ClusterResolver, ClusterResolverConfig, DiscoveryMechanism};
 use crate::policy::{CachedState, LbState, Policy};
 use crate::{ChildPolicy, Cx, Endpoints, Status};
@@ -89,10 +90,6 @@ impl Policy for Cds {
         }
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
-        visit(&mut self.child);
-    }
-
     fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let mut description = Description::new().detail("cluster", self.cluster.as_deref());
         if let Some(found) = self.last.as_ref().map(|last| &last.found).filter(|found| found.is_aggregate()) {
@@ -100,6 +97,12 @@ impl Policy for Cds {
             description = description.detail("leaves", leaves);
         }
         description.child("cluster_resolver", self.child.describe(cx))
+    }
+}
+
+impl PureParent for Cds {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
+        visit(&mut self.child);
     }
 }
 

@@ -23,6 +23,7 @@ use crate::config::{ConfigError, ConfigFields, LbConfig, object};
 use crate::engine::by_subchannel::{BySubchannel, KnownSubchannels, SubchannelRow};
 use crate::engine::child::ChildPolicy;
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::pure_parent::PureParent;
 use crate::load::call_counters::InFlightCounter;
 use crate::load::{ClusterLoad, DropCount, LocalityLoad};
 use crate::policy::{LbState, Policy};
@@ -176,16 +177,18 @@ impl Policy for ClusterImpl {
         state
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
-        visit(&mut self.child);
-    }
-
     fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let description = match &self.cluster_trackers {
             Some(cluster_trackers) => cluster_trackers.admission.describe(),
             None => Description::new(),
         };
         description.child("childPolicy", self.child.describe(cx))
+    }
+}
+
+impl PureParent for ClusterImpl {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
+        visit(&mut self.child);
     }
 }
 

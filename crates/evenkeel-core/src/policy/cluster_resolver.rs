@@ -22,6 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::config::cluster::{EndpointSet, EndpointSource, LeafCluster, LoadReporting};
 use crate::config::{ConfigError, ConfigFields, LbConfig, object};
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::pure_parent::PureParent;
 use crate::policy::cluster_impl::{self, ClusterImpl, ClusterImplConfig};
 use crate::policy::outlier_detection::{self, OutlierDetection, OutlierDetectionConfig, OutlierSettings};
 use crate::policy::priority::{self, Priority, PriorityChild, PriorityConfig};
@@ -109,14 +110,16 @@ impl Policy for ClusterResolver {
         }
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
-        visit(&mut self.child);
-    }
-
     fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let mechanisms: Map<String, Value> =
             self.parts.iter().map(|part| (part.mechanism.cluster().to_string(), part.describe())).collect();
         Description::new().detail("mechanisms", mechanisms).child("priority", self.child.describe(cx))
+    }
+}
+
+impl PureParent for ClusterResolver {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
+        visit(&mut self.child);
     }
 }
 

@@ -29,6 +29,7 @@ use crate::config::registry::Registry;
 use crate::config::{ConfigError, ConfigFields, LbConfig};
 use crate::engine::cx::Cx;
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::pure_parent;
 use crate::pick::{PickArgs, PickResult, Picker};
 use crate::{ChildPolicy, ConnectivityState, Endpoints, Status, SubchannelId};
 
@@ -73,14 +74,6 @@ pub trait Policy: Send + 'static {
 
     /// Looks at the present and answers the policy's state.
     fn reconcile(&mut self, config: &Self::Config, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
-
-    /// Shows every child to `visit`: a policy that does is left out of a pass in which something happened below it only, if
-    /// that led to no other state of any child. It is for policies that answer the same again when all their children do,
-    /// whatever is below those; time passes for them only by [`Cx::wake_at`]. Others, unless they say otherwise, are run
-    /// whenever something below them is.
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
-        let _ = visit;
-    }
 
     /// Describes the policy and what is below it.
     fn describe(&self, cx: &DescribeCx<'_>) -> Description;
@@ -192,6 +185,7 @@ impl Picker for DropPicker {
 /// A policy whose config type is known only to itself.
 pub(crate) trait AnyPolicy: Send {
     fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
+    /// Visits the children of a [`PureParent`](pure_parent::PureParent), and none of any other policy.
     fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy));
     fn describe(&self, cx: &DescribeCx<'_>) -> Description;
 }
@@ -211,7 +205,7 @@ impl<P: Policy> AnyPolicy for ErasedPolicy<P> {
     }
 
     fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
-        self.0.each_child(visit);
+        pure_parent::each_child(&mut self.0, visit);
     }
 
     fn describe(&self, cx: &DescribeCx<'_>) -> Description {

@@ -22,6 +22,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::{ConfigError, ConfigFields};
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::pure_parent::PureParent;
 use crate::policy::{CachedState, LbState, Policy};
 use crate::{ChildPolicy, ClusterTransport, ConnectivityState, Cx, Endpoints, Instant, LbConfig, Status};
 
@@ -125,12 +126,6 @@ impl Policy for Priority {
         self.nothing.get_or_build(status, |status| LbState::failing(status.clone()))
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
-        for child_state in self.child_states.values_mut() {
-            visit(&mut child_state.child);
-        }
-    }
-
     fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let mut description = Description::new()
             .detail("priorities", self.priorities.iter().map(|name| &**name).collect::<Vec<_>>())
@@ -143,6 +138,14 @@ impl Policy for Priority {
             description = description.child(&**name, child);
         }
         description
+    }
+}
+
+impl PureParent for Priority {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
+        for child_state in self.child_states.values_mut() {
+            visit(&mut child_state.child);
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use xxhash_rust::xxh64;
 use crate::config::{ConfigError, ConfigFields, LbConfig};
 use crate::engine::child::ChildPolicy;
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::pure_parent::PureParent;
 use crate::policy::{LbState, Policy};
 use crate::{Cx, Endpoint, EndpointGroup, EndpointHealthStatus, EndpointKey, Endpoints};
 
@@ -69,10 +70,6 @@ impl Policy for RandomSubsetting {
         self.child.reconcile(&config.child, &subset.chosen, cx)
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
-        visit(&mut self.child);
-    }
-
     fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let (size, count) = self.subset.as_ref().map_or((0, 0), |subset| (subset.size, subset.count));
         Description::new()
@@ -81,6 +78,12 @@ impl Policy for RandomSubsetting {
             .detail("of", count)
             .detail("seed", self.seed)
             .child("child", self.child.describe(cx))
+    }
+}
+
+impl PureParent for RandomSubsetting {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
+        visit(&mut self.child);
     }
 }
 

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::{ConfigError, ConfigFields, LbConfig};
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::pure_parent::PureParent;
 use crate::policy::children::{NamedChild, NamedChildren};
 use crate::policy::{CachedState, LbState, Policy};
 use crate::{ChildPolicy, ConnectivityState, Cx, Endpoints, PickArgs, PickResult, Picker, Status};
@@ -115,10 +116,6 @@ impl Policy for WeightedTarget {
         })
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
-        self.children.each(visit);
-    }
-
     fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let is_used = |state| state == ConnectivityState::Ready;
         let each = || self.children.iter().zip(&self.weights);
@@ -140,6 +137,12 @@ impl Policy for WeightedTarget {
             description = description.detail("leaving", leaving);
         }
         self.children.describe(description, cx)
+    }
+}
+
+impl PureParent for WeightedTarget {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
+        self.children.each(visit);
     }
 }
 

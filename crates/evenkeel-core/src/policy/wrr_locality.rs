@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::config::{ConfigError, ConfigFields, LbConfig};
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::pure_parent::PureParent;
 use crate::policy::weighted_target::{self, WeightedTarget, WeightedTargetChild, WeightedTargetConfig};
 use crate::policy::{LbState, Policy};
 use crate::{ChildPolicy, Cx, Endpoint, Endpoints, Locality};
@@ -55,12 +56,14 @@ impl Policy for WrrLocality {
         self.child.reconcile(&split.config, &split.groups, cx)
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
-        visit(&mut self.child);
-    }
-
     fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         Description::new().child("weighted_target", self.child.describe(cx))
+    }
+}
+
+impl PureParent for WrrLocality {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
+        visit(&mut self.child);
     }
 }
 
