@@ -33,7 +33,7 @@ mod status;
 mod subchannel;
 mod time;
 
-pub use collections::persistent_vec::PersistentVec;
+pub use collections::subchannel_map::SubchannelMap;
 pub use config::cluster;
 pub use config::registry::Registry;
 pub use config::{ConfigError, ConfigFields, LbConfig};
@@ -48,8 +48,8 @@ pub use endpoint::{
 pub use engine::child::ChildPolicy;
 pub use engine::core::{Core, CoreBuilder, LbEffect, LbEvent, LbUpdate, PassResult};
 pub use engine::cx::{Cx, PolicyScope};
-pub use engine::deferred_drop::DeferredDrop;
 pub use engine::describe::{DescribeCx, Description, EndpointRow};
+pub use engine::released::ReleasedValues;
 pub use load::LoadReport;
 pub use load::call_counters::{CallCounters, InFlightCounter};
 pub use load::measurement::{

@@ -361,7 +361,7 @@ impl Backoff {
 
 /// All subchannels of a core, by id and by address and transport parameters.
 #[derive(Debug, Default)]
-pub(crate) struct SubchannelMap {
+pub(crate) struct SubchannelTable {
     slots: Vec<SubchannelSlot>,
     free: Vec<u32>,
     /// Subchannels with the transport parameters of the channel.
@@ -383,7 +383,7 @@ struct SubchannelSlot {
     subchannel: Option<Box<Subchannel>>,
 }
 
-impl SubchannelMap {
+impl SubchannelTable {
     pub(crate) fn find(
         &self,
         address: &Address,

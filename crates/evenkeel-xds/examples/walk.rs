@@ -166,9 +166,10 @@ impl ExampleChannel {
     /// What the cluster's policies are told, stage by stage.
     fn show_stages(&self) -> Result<(), Box<dyn Error>> {
         let config = self.resolver.config().ok_or("there is a config")?;
-        let Some(Ok(cluster)) = config.clusters.clusters.get("orders-eu") else { return Ok(()) };
+        let Some(Ok(cluster)) = config.clusters.cluster("orders-eu") else { return Ok(()) };
         let Cluster::Leaf(leaf) = &**cluster else { return Ok(()) };
-        let stages = stages(leaf, &config.clusters.endpoints[&leaf.source]);
+        let set = config.clusters.endpoint_set(&leaf.source).ok_or("there are endpoints")?;
+        let stages = stages(leaf, set);
         for (name, config) in [
             ("the cluster's policy", &stages.lb_policy_config),
             ("xds_cluster_resolver_experimental", &stages.cluster_resolver),

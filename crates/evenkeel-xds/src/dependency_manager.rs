@@ -203,7 +203,7 @@ impl DependencyManager {
         }
         let mut clusters = ClusterMap::clone(&current.clusters);
         for (source, made) in updated {
-            clusters.endpoints.insert(source.clone(), made.set.clone());
+            clusters.insert_endpoint_set(source.clone(), made.set.clone());
             self.built.insert(source, made);
         }
         let config = Arc::new(XdsConfig { clusters: Arc::new(clusters), ..XdsConfig::clone(current) });
@@ -245,7 +245,7 @@ impl DependencyManager {
             let (resource, ambient) = match node {
                 ClusterNode::Waiting => continue,
                 ClusterNode::Failed(status) => {
-                    clusters.clusters.insert(name.clone(), Err(status.clone()));
+                    clusters.insert_cluster(name.clone(), Err(status.clone()));
                     continue;
                 }
                 ClusterNode::Known { resource, ambient } => (resource, ambient),
@@ -256,7 +256,7 @@ impl DependencyManager {
                         && let Some(found) = walk.endpoints.get(source)
                     {
                         let entry = found.build(ambient.as_ref(), self.built.get(source));
-                        clusters.endpoints.insert(source.clone(), entry.set.clone());
+                        clusters.insert_endpoint_set(source.clone(), entry.set.clone());
                         if made.insert(source.clone(), entry).is_none()
                             && let EndpointSource::Eds { .. } = source
                             && let Ok(name) = ResourceName::parse(ResourceType::Endpoints, source.name())
@@ -273,7 +273,7 @@ impl DependencyManager {
                 },
             };
             resources.insert(name.clone(), resource.clone());
-            clusters.clusters.insert(name.clone(), cluster);
+            clusters.insert_cluster(name.clone(), cluster);
         }
         self.built = made;
         self.eds_sources = Some(eds_sources);
@@ -282,7 +282,7 @@ impl DependencyManager {
 
     /// An aggregate cluster with these leaves; the allocation of last time if they are the same.
     fn aggregate(&self, name: &str, leaves: &[Arc<str>]) -> Arc<core::Cluster> {
-        let last = self.current.as_ref().and_then(|current| current.clusters.clusters.get(name));
+        let last = self.current.as_ref().and_then(|current| current.clusters.cluster(name));
         match last {
             Some(Ok(cluster)) if is_aggregate_of(cluster, leaves) => cluster.clone(),
             _ => Arc::new(core::Cluster::Aggregate { leaves: leaves.to_vec() }),

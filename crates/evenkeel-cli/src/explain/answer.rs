@@ -362,7 +362,7 @@ fn is_by_hash(tree: &PolicyNode) -> bool {
 
 /// The leaves of a cluster: itself, or those that it is made of.
 fn leaves(name: &str, clusters: &ClusterMap) -> impl Iterator<Item = Arc<str>> {
-    let names = match clusters.clusters.get(name).map(|cluster| cluster.as_deref()) {
+    let names = match clusters.cluster(name).map(|cluster| cluster.as_deref()) {
         Some(Ok(Cluster::Aggregate { leaves })) => leaves.clone(),
         _ => vec![name.into()],
     };
@@ -384,7 +384,7 @@ impl LeafExplanation {
                 stages: Vec::new(),
             };
         };
-        let set = clusters.endpoints.get(&leaf.source).cloned().unwrap_or_default();
+        let set = clusters.endpoint_set(&leaf.source).cloned().unwrap_or_default();
         let drop = |drop: &DropCategory| NamedShare {
             name: drop.category.to_string(),
             share: f64::from(drop.requests_per_million) / 1e6,

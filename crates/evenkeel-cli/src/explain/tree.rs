@@ -129,13 +129,13 @@ fn part(parent: &Description, child: &str, clusters: &ClusterMap) -> Option<f64>
 
 /// The part of a cluster's calls that is not dropped.
 pub(crate) fn passing(leaf: &LeafCluster, clusters: &ClusterMap) -> f64 {
-    let drops = clusters.endpoints.get(&leaf.source).map_or(&[][..], |set| &set.drops);
+    let drops = clusters.endpoint_set(&leaf.source).map_or(&[][..], |set| &set.drops);
     drops.iter().map(|drop| 1.0 - f64::from(drop.requests_per_million) / 1e6).product()
 }
 
 /// The cluster of this name, if it has endpoints of its own.
 pub(crate) fn leaf<'a>(name: &str, clusters: &'a ClusterMap) -> Option<&'a LeafCluster> {
-    match clusters.clusters.get(name)?.as_deref() {
+    match clusters.cluster(name)?.as_deref() {
         Ok(Cluster::Leaf(leaf)) => Some(leaf),
         _ => None,
     }
@@ -152,7 +152,7 @@ fn standing_by(resolver: &Description, priorities: &PolicyNode, clusters: &Clust
     let mut found = Vec::new();
     let mechanisms = resolver.details.get("mechanisms").and_then(Value::as_object);
     for (cluster, mechanism) in mechanisms.into_iter().flatten() {
-        let Some(set) = leaf(cluster, clusters).and_then(|leaf| clusters.endpoints.get(&leaf.source)) else {
+        let Some(set) = leaf(cluster, clusters).and_then(|leaf| clusters.endpoint_set(&leaf.source)) else {
             continue;
         };
         let names = mechanism.get("priorities").and_then(Value::as_array).into_iter().flatten();

@@ -5,3 +5,4 @@ pub(crate) mod fast_map;
 pub(crate) mod inline_vec;
 pub(crate) mod persistent_map;
 pub(crate) mod persistent_vec;
+pub(crate) mod subchannel_map;

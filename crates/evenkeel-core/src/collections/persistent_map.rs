@@ -3,24 +3,14 @@
 use std::borrow::Borrow;
 use std::fmt;
 use std::hash::Hash;
-use std::ops::Index;
 use std::sync::Arc;
 
-use crate::PersistentVec;
 use crate::collections::fast_map::FastMap;
+use crate::collections::persistent_vec::PersistentVec;
 
 /// A map, in the order in which its keys came. Cloning it and changing a value takes a small part of what it takes to make it
 /// anew, and what did not change is shared; another key takes as much as making it anew does.
-///
-/// ```
-/// use evenkeel_core::cluster::PersistentMap;
-///
-/// let before: PersistentMap<&str, u32> = [("orders", 1), ("users", 2)].into_iter().collect();
-/// let mut after = before.clone();
-/// after.insert("users", 3);
-/// assert_eq!(before.diff(&after, u32::eq), [&"users"]);
-/// ```
-pub struct PersistentMap<K, V> {
+pub(crate) struct PersistentMap<K, V> {
     keys: Arc<MapKeys<K>>,
     /// By the places of their keys.
     values: PersistentVec<V>,
@@ -34,18 +24,8 @@ struct MapKeys<K> {
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
-    /// How many entries there are.
-    pub fn len(&self) -> usize {
-        self.keys.list.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.keys.list.is_empty()
-    }
-
     /// The value of a key.
-    pub fn get<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
+    pub(crate) fn get<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
     {
@@ -53,7 +33,7 @@ impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
     }
 
     /// Whether the key has a value.
-    pub fn contains_key<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> bool
+    pub(crate) fn contains_key<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
     {
@@ -61,7 +41,7 @@ impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
     }
 
     /// Puts a value in the place of the one that the key has, if any.
-    pub fn insert(&mut self, key: K, value: V) {
+    pub(crate) fn insert(&mut self, key: K, value: V) {
         let place = self.keys.places.get(&key).copied().unwrap_or_else(|| {
             let keys = Arc::make_mut(&mut self.keys);
             keys.places.insert(key.clone(), keys.list.len());
@@ -72,7 +52,7 @@ impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
     }
 
     /// Removes a key, if it is there. Takes as much as making the map anew does.
-    pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q)
+    pub(crate) fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q)
     where
         K: Borrow<Q>,
     {
@@ -81,17 +61,12 @@ impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
     }
 
     /// The entries.
-    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.keys.list.iter().zip(self.values.iter())
     }
 
-    /// The values.
-    pub fn values(&self) -> impl Iterator<Item = &V> {
-        self.values.iter()
-    }
-
     /// The keys that stand in one of both maps only, or with something else in the other. What both share is passed over.
-    pub fn diff<'m>(
+    pub(crate) fn diff<'m>(
         &'m self,
         other: &'m PersistentMap<K, V>,
         is_same: impl Fn(&V, &V) -> bool,
@@ -126,17 +101,6 @@ impl<K: Hash + Eq + Clone, V: Clone> FromIterator<(K, V)> for PersistentMap<K, V
             table.insert(key, value);
         }
         table
-    }
-}
-
-impl<K: Hash + Eq + Clone + Borrow<Q>, V: Clone, Q: Hash + Eq + ?Sized> Index<&Q> for PersistentMap<K, V> {
-    type Output = V;
-
-    /// # Panics
-    ///
-    /// If the key is not there.
-    fn index(&self, key: &Q) -> &V {
-        self.get(key).expect("the key is in the map")
     }
 }
 
@@ -196,8 +160,7 @@ mod tests {
             apply(&then, &mut table, &mut plain);
             for (table, plain) in [(&table, &plain), (&before, &before_plain)] {
                 prop_assert_eq!(&table.iter().map(|(k, v)| (*k, *v)).collect::<BTreeMap<_, _>>(), plain);
-                prop_assert_eq!(table.values().count(), plain.len());
-                prop_assert_eq!((table.len(), table.is_empty()), (plain.len(), plain.is_empty()));
+                prop_assert_eq!(table.iter().count(), plain.len());
                 for key in 0..KEYS {
                     prop_assert_eq!(table.get(&key), plain.get(&key));
                     prop_assert_eq!(table.contains_key(&key), plain.contains_key(&key));

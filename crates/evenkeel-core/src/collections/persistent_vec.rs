@@ -11,29 +11,19 @@ type VecNode<V> = [Option<Arc<VecLeaf<V>>>; FANOUT];
 
 /// Values by index. Cloning it and changing one value takes a small part of what it takes to copy all, and what did not change
 /// is shared. Gaps between indices take little room.
-///
-/// ```
-/// use evenkeel_core::PersistentVec;
-///
-/// let mut before = PersistentVec::default();
-/// before.set(7_000, "a");
-/// let mut after = before.clone();
-/// after.set(7_000, "b");
-/// assert_eq!((before.get(7_000), after.get(7_000), after.get(0)), (Some(&"a"), Some(&"b"), None));
-/// ```
-pub struct PersistentVec<V> {
+pub(crate) struct PersistentVec<V> {
     nodes: Vec<Option<Arc<VecNode<V>>>>,
 }
 
 impl<V> PersistentVec<V> {
     /// The value at an index, if there is one.
-    pub fn get(&self, index: usize) -> Option<&V> {
+    pub(crate) fn get(&self, index: usize) -> Option<&V> {
         let node = self.nodes.get(index / (FANOUT * FANOUT))?.as_ref()?;
         node[index / FANOUT % FANOUT].as_ref()?[index % FANOUT].as_ref()
     }
 
     /// The values, by index.
-    pub fn iter(&self) -> impl Iterator<Item = &V> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &V> {
         let pages = self.nodes.iter().flatten().flat_map(|node| node.iter().flatten());
         pages.flat_map(|leaf| leaf.iter().flatten())
     }
@@ -41,7 +31,7 @@ impl<V> PersistentVec<V> {
 
 impl<V> PersistentVec<V> {
     /// The indices at which one of both has a value and the other has none or another. What both share is passed over.
-    pub fn diff(&self, other: &PersistentVec<V>, is_same: impl Fn(&V, &V) -> bool) -> Vec<usize> {
+    pub(crate) fn diff(&self, other: &PersistentVec<V>, is_same: impl Fn(&V, &V) -> bool) -> Vec<usize> {
         let mut found = Vec::new();
         for node in 0..self.nodes.len().max(other.nodes.len()) {
             let [left, right] = [self, other].map(|pages| pages.nodes.get(node).and_then(Option::as_ref));
@@ -71,7 +61,7 @@ fn is_shared<T>(left: Option<&Arc<T>>, right: Option<&Arc<T>>) -> bool {
 
 impl<V: Clone> PersistentVec<V> {
     /// Puts a value in the place of the one that is there, if any, and returns that one.
-    pub fn set(&mut self, index: usize, value: V) -> Option<V> {
+    pub(crate) fn set(&mut self, index: usize, value: V) -> Option<V> {
         let node = index / (FANOUT * FANOUT);
         if self.nodes.len() <= node {
             self.nodes.resize_with(node + 1, || None);
@@ -80,7 +70,7 @@ impl<V: Clone> PersistentVec<V> {
     }
 
     /// Takes a value out, if there is one.
-    pub fn take(&mut self, index: usize) -> Option<V> {
+    pub(crate) fn take(&mut self, index: usize) -> Option<V> {
         self.get(index)?;
         self.place(index).take()
     }

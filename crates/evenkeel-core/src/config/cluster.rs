@@ -10,43 +10,78 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::collections::persistent_map::PersistentMap;
 use crate::config::{ConfigError, ConfigFields, LbConfig};
 use crate::policy::{
     ClusterResolver, ClusterResolverConfig, DropCategory, OutlierSettings, Policy, WrrLocalityConfig,
 };
 use crate::{Address, Endpoints, Locality, Status, TransportParams};
 
-pub use crate::collections::persistent_map::PersistentMap;
-
 const SERVER: &str = "lrsLoadReportingServer";
 const METRICS: &str = "lrsReportEndpointMetrics";
 
 /// Everything that is known about clusters at one time.
+///
+/// A clone is cheap. A driver clones the map, replaces the parts that changed and gives the clone to
+/// [`LbUpdate::with_clusters`](crate::LbUpdate::with_clusters): only the policies that used a replaced part run again.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterMap {
-    /// Clusters by name, or why a cluster cannot be used; the message need not name the cluster.
-    pub clusters: PersistentMap<Arc<str>, Result<Arc<Cluster>, Status>>,
-    /// Endpoints by where they come from.
-    pub endpoints: PersistentMap<EndpointSource, Arc<EndpointSet>>,
+    clusters: PersistentMap<Arc<str>, Result<Arc<Cluster>, Status>>,
+    endpoint_sets: PersistentMap<EndpointSource, Arc<EndpointSet>>,
 }
 
 impl ClusterMap {
-    /// Whether both say the same: the same clusters and endpoints, by identity, and failures that are equal.
+    /// Returns the cluster of this name, or the reason why it cannot be used. Returns `None` if nothing is known about it.
+    pub fn cluster(&self, name: &str) -> Option<&Result<Arc<Cluster>, Status>> {
+        self.clusters.get(name)
+    }
+
+    /// Returns all clusters by name, in the order in which they were inserted.
+    pub fn clusters(&self) -> impl Iterator<Item = (&Arc<str>, &Result<Arc<Cluster>, Status>)> {
+        self.clusters.iter()
+    }
+
+    /// Inserts or replaces a cluster, or the reason why it cannot be used. The message need not name the cluster.
+    pub fn insert_cluster(&mut self, name: impl Into<Arc<str>>, cluster: Result<Arc<Cluster>, Status>) {
+        self.clusters.insert(name.into(), cluster);
+    }
+
+    /// Removes a cluster, if it is known.
+    pub fn remove_cluster(&mut self, name: &str) {
+        self.clusters.remove(name);
+    }
+
+    /// Returns the endpoints from this source, if they are known.
+    pub fn endpoint_set(&self, source: &EndpointSource) -> Option<&Arc<EndpointSet>> {
+        self.endpoint_sets.get(source)
+    }
+
+    /// Returns all endpoints by source, in the order in which they were inserted.
+    pub fn endpoint_sets(&self) -> impl Iterator<Item = (&EndpointSource, &Arc<EndpointSet>)> {
+        self.endpoint_sets.iter()
+    }
+
+    /// Inserts or replaces the endpoints from a source.
+    pub fn insert_endpoint_set(&mut self, source: EndpointSource, set: Arc<EndpointSet>) {
+        self.endpoint_sets.insert(source, set);
+    }
+
+    /// Returns true if both hold the same clusters and endpoints, by identity, and equal failures.
     pub fn is_same(&self, other: &ClusterMap) -> bool {
         let (clusters, endpoints) = self.diff(other);
         clusters.is_empty() && endpoints.is_empty()
     }
 
-    /// The names of the clusters and the sources of the endpoints of which both do not say the same.
+    /// Returns the names of the clusters and the sources of the endpoints that differ.
     pub(crate) fn diff<'c>(&'c self, other: &'c ClusterMap) -> (Vec<&'c Arc<str>>, Vec<&'c EndpointSource>) {
         let clusters = self.clusters.diff(&other.clusters, is_same_cluster);
-        (clusters, self.endpoints.diff(&other.endpoints, Arc::ptr_eq))
+        (clusters, self.endpoint_sets.diff(&other.endpoint_sets, Arc::ptr_eq))
     }
 
     /// The locality of the endpoint at this address, if the cluster has one with a locality.
     pub(crate) fn locality(&self, cluster: &Arc<str>, address: &Address) -> Option<&Arc<Locality>> {
-        let Cluster::Leaf(leaf) = &**self.clusters.get(cluster)?.as_ref().ok()? else { return None };
-        let mut endpoints = self.endpoints.get(&leaf.source)?.priorities.iter().flat_map(Endpoints::iter);
+        let Cluster::Leaf(leaf) = &**self.cluster(cluster)?.as_ref().ok()? else { return None };
+        let mut endpoints = self.endpoint_set(&leaf.source)?.priorities.iter().flat_map(Endpoints::iter);
         endpoints.find(|endpoint| endpoint.addresses().contains(address))?.locality()
     }
 }

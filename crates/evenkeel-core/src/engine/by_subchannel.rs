@@ -6,19 +6,19 @@
 use std::sync::Arc;
 
 use crate::collections::inline_vec::InlineVec;
-use crate::{Cx, Endpoint, Endpoints, PersistentVec, SubchannelId};
+use crate::{Cx, Endpoint, Endpoints, SubchannelId, SubchannelMap};
 
 /// Values by subchannel. Clones share.
 #[derive(Debug)]
 pub(crate) struct BySubchannel<V> {
-    values: PersistentVec<(SubchannelId, Arc<V>)>,
+    values: SubchannelMap<Arc<V>>,
     /// Endpoints may have addresses in common: what is known of one may stand in the table for another.
     overlap: bool,
 }
 
 impl<V> Default for BySubchannel<V> {
     fn default() -> BySubchannel<V> {
-        BySubchannel { values: PersistentVec::default(), overlap: false }
+        BySubchannel { values: SubchannelMap::default(), overlap: false }
     }
 }
 
@@ -30,8 +30,7 @@ impl<V> Clone for BySubchannel<V> {
 
 impl<V> BySubchannel<V> {
     pub(crate) fn get(&self, id: SubchannelId) -> Option<&Arc<V>> {
-        let (of, value) = self.values.get(id.index())?;
-        (*of == id).then_some(value)
+        self.values.get(id)
     }
 
     /// Brings the table up to date with the subchannels that endpoints have. Answers whether it changed.
@@ -51,7 +50,7 @@ impl<V> BySubchannel<V> {
         if !overlap && !self.overlap {
             return rows.fold(false, |changed, row| row.refresh(self, cx) | changed);
         }
-        let old = std::mem::replace(self, BySubchannel { values: PersistentVec::default(), overlap });
+        let old = std::mem::replace(self, BySubchannel { values: SubchannelMap::default(), overlap });
         for SubchannelRow { endpoint, value, known } in rows {
             *known = KnownSubchannels::look_up(endpoint, cx);
             for id in known.0.iter() {
@@ -70,18 +69,16 @@ impl<V> BySubchannel<V> {
     /// Removes what is known of an endpoint that is gone, or whose value is another.
     pub(crate) fn remove(&mut self, known: &mut KnownSubchannels) {
         for id in std::mem::take(known).0.iter() {
-            if self.get(*id).is_some() {
-                self.values.take(id.index());
-            }
+            self.values.remove(*id);
         }
     }
 
     fn insert(&mut self, id: SubchannelId, value: &Arc<V>) {
-        self.values.set(id.index(), (id, value.clone()));
+        self.values.insert(id, value.clone());
     }
 
     fn entries(&self) -> impl Iterator<Item = (SubchannelId, &Arc<V>)> {
-        self.values.iter().map(|(id, value)| (*id, value))
+        self.values.iter()
     }
 }
 

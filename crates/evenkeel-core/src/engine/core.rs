@@ -9,8 +9,8 @@ use crate::config::LbConfig;
 use crate::config::cluster::ClusterMap;
 use crate::engine::child::ChildPolicy;
 use crate::engine::cx::{Cx, PolicyScope};
-use crate::engine::deferred_drop::DeferredDrop;
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::released::ReleasedValues;
 use crate::engine::tree::PolicyTree;
 use crate::load::LoadStore;
 use crate::load::call_counters::CallCounters;
@@ -157,8 +157,8 @@ pub struct PassResult {
     pub picker: Option<RootPicker>,
     /// When the next pass is due if nothing happens before.
     pub wake_at: Option<Instant>,
-    /// What nobody needs any more. A driver that has better things to do drops it later.
-    pub deferred_drop: DeferredDrop,
+    /// Values that the pass released. A driver may drop them later, off the request path.
+    pub released: ReleasedValues,
 }
 
 impl Core {
@@ -248,9 +248,8 @@ impl Core {
         self.published = Some(state);
         let is_pending = self.root.is_dirty(&self.tree) || self.tree.has_unreferenced();
         let wake_at = if is_pending { Some(self.tree.now) } else { self.tree.next_wake() };
-        let (effects, deferred_drop) =
-            (mem::take(&mut self.tree.effects), mem::take(&mut self.tree.deferred_drop));
-        PassResult { effects, connectivity, picker, wake_at, deferred_drop }
+        let (effects, released) = (mem::take(&mut self.tree.effects), mem::take(&mut self.tree.released));
+        PassResult { effects, connectivity, picker, wake_at, released }
     }
 
     /// Runs a pass in which every policy looks again, changed or not. By the rule of [`Core::reconcile`] this changes

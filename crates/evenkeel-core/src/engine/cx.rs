@@ -150,14 +150,14 @@ impl Cx<'_> {
     /// What discovery found about a cluster, or why it cannot be used; `None` if the update says nothing of it. An
     /// update that says something else runs this policy again.
     pub fn cluster(&mut self, name: &Arc<str>) -> Option<Result<Arc<Cluster>, Status>> {
-        let found = self.tree.clusters.as_ref().and_then(|all| all.clusters.get(name)).cloned();
+        let found = self.tree.clusters.as_ref().and_then(|all| all.cluster(name)).cloned();
         self.add_dependency(Dependency::Cluster(name.clone(), found.clone()));
         found
     }
 
     /// The endpoints that come from `source`, if they are known yet. An update with others runs this policy again.
     pub fn endpoint_set(&mut self, source: &EndpointSource) -> Option<Arc<EndpointSet>> {
-        let found = self.tree.clusters.as_ref().and_then(|all| all.endpoints.get(source)).cloned();
+        let found = self.tree.clusters.as_ref().and_then(|all| all.endpoint_set(source)).cloned();
         self.add_dependency(Dependency::Endpoints(source.clone(), found.clone()));
         found
     }
@@ -189,7 +189,7 @@ impl Cx<'_> {
 
     /// Has these dropped when there is time for it.
     pub(crate) fn discard<T: Send + 'static>(&mut self, gone: Vec<T>) {
-        self.tree.deferred_drop.add(gone);
+        self.tree.released.add(gone);
     }
 
     /// How many subchannels were ever made: while it stands still, no address has another subchannel than before.

@@ -7,7 +7,7 @@ pub(crate) mod by_subchannel;
 pub(crate) mod child;
 pub(crate) mod core;
 pub(crate) mod cx;
-pub(crate) mod deferred_drop;
 pub(crate) mod describe;
 pub(crate) mod pure_parent;
+pub(crate) mod released;
 pub(crate) mod tree;

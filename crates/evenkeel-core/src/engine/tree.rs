@@ -18,10 +18,10 @@ use crate::collections::inline_vec::InlineVec;
 use crate::config::cluster::{Cluster, ClusterMap, EndpointSet, EndpointSource, is_same_cluster};
 use crate::engine::core::LbEffect;
 use crate::engine::cx::PolicyScope;
-use crate::engine::deferred_drop::DeferredDrop;
+use crate::engine::released::ReleasedValues;
 use crate::load::LoadStore;
 use crate::load::call_counters::CallCounters;
-use crate::subchannel::{Backoff, ConnectStart, Subchannel, SubchannelMap};
+use crate::subchannel::{Backoff, ConnectStart, Subchannel, SubchannelTable};
 use crate::{Address, Instant, Rng, Status, SubchannelId, TransportParams};
 
 /// So many subchannels are closed at the end of one pass. Others follow with passes of their own: where thousands are replaced,
@@ -110,14 +110,12 @@ impl Dependency {
     /// Whether the same look would see the same.
     fn is_current(&self, clusters: Option<&ClusterMap>) -> bool {
         match self {
-            Dependency::Cluster(name, seen) => {
-                match (seen, clusters.and_then(|all| all.clusters.get(name))) {
-                    (Some(seen), Some(is)) => is_same_cluster(seen, is),
-                    (seen, is) => seen.is_none() && is.is_none(),
-                }
-            }
+            Dependency::Cluster(name, seen) => match (seen, clusters.and_then(|all| all.cluster(name))) {
+                (Some(seen), Some(is)) => is_same_cluster(seen, is),
+                (seen, is) => seen.is_none() && is.is_none(),
+            },
             Dependency::Endpoints(source, seen) => {
-                let is = clusters.and_then(|all| all.endpoints.get(source));
+                let is = clusters.and_then(|all| all.endpoint_set(source));
                 seen.as_ref().map(Arc::as_ptr) == is.map(Arc::as_ptr)
             }
         }
@@ -138,11 +136,11 @@ pub(crate) struct PolicyTree {
     pub(crate) measure: bool,
     /// Whether means tell subchannels apart.
     pub(crate) per_cluster_transport: bool,
-    pub(crate) subchannels: SubchannelMap,
+    pub(crate) subchannels: SubchannelTable,
     /// What discovery found, if there is any.
     pub(crate) clusters: Option<Arc<ClusterMap>>,
     pub(crate) effects: Vec<LbEffect>,
-    pub(crate) deferred_drop: DeferredDrop,
+    pub(crate) released: ReleasedValues,
     /// Somebody asked for fresh addresses in this pass.
     pub(crate) reresolve: bool,
     /// Somebody asked the whole channel to connect: policies that are idle start.
@@ -202,10 +200,10 @@ impl PolicyTree {
             load_store,
             measure: false,
             per_cluster_transport: false,
-            subchannels: SubchannelMap::default(),
+            subchannels: SubchannelTable::default(),
             clusters: None,
             effects: Vec::new(),
-            deferred_drop: DeferredDrop::default(),
+            released: ReleasedValues::default(),
             reresolve: false,
             exit_idle: false,
             run_all: false,
@@ -623,7 +621,7 @@ impl PolicyTree {
             }
             gone.extend(self.subchannels.remove(id));
         }
-        self.deferred_drop.add(gone);
+        self.released.add(gone);
         if std::mem::take(&mut self.reresolve) {
             self.effects.push(LbEffect::Reresolve);
         }

@@ -11,11 +11,12 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::collections::fast_map::FastMap;
+use crate::collections::persistent_vec::PersistentVec;
 use crate::config::{ConfigError, ConfigFields, LbConfig};
 use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::children::NamedChildren;
 use crate::policy::{LbState, Policy};
-use crate::{Code, Cx, Endpoints, PersistentVec, PickArgs, PickResult, Picker, Status};
+use crate::{Code, Cx, Endpoints, PickArgs, PickResult, Picker, Status};
 
 /// Implementation of the `xds_cluster_manager_experimental` policy.
 #[derive(Debug, Default)]

@@ -218,7 +218,7 @@ fn each_leaf_has_its_own_settings() {
         ("spare/priority-0", vec![cluster_impl, "round_robin"]),
     ];
     assert_eq!(branches, expected.into());
-    let config = |name: &str| match discovered.0.clusters[name].as_deref() {
+    let config = |name: &str| match discovered.0.cluster(name).expect("a known cluster").as_deref() {
         Ok(Cluster::Leaf(leaf)) => stages(leaf, &set("a")).priority,
         other => panic!("{other:?}"),
     };

@@ -62,8 +62,8 @@ fn priorities_of_the_mechanisms_follow_each_other() {
     let service = Some("orders-v2".into());
     let source =
         evenkeel_core::cluster::EndpointSource::Eds { cluster: "orders".into(), service_name: service };
-    discovered.0.endpoints.insert(source, Arc::new(set("a | b")));
-    discovered.0.endpoints.insert(dns("spare", "spare.example:443").source, Arc::new(set("c")));
+    discovered.0.insert_endpoint_set(source, Arc::new(set("a | b")));
+    discovered.0.insert_endpoint_set(dns("spare", "spare.example:443").source, Arc::new(set("c")));
     let mut world = world(&config, &discovered);
     let call = world.pick();
     assert_eq!((call.outcome(), world.pick().outcome()), ("a".to_owned(), "drop".to_owned()));

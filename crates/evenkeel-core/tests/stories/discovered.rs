@@ -19,7 +19,7 @@ impl Discovered {
 
     /// A cluster with these settings and endpoints.
     pub(crate) fn with_leaf(mut self, leaf: LeafCluster, set: EndpointSet) -> Discovered {
-        self.0.endpoints.insert(leaf.source.clone(), Arc::new(set));
+        self.0.insert_endpoint_set(leaf.source.clone(), Arc::new(set));
         self.with_cluster(&leaf.name.clone(), Ok(Cluster::Leaf(leaf)))
     }
 
@@ -35,19 +35,19 @@ impl Discovered {
     }
 
     fn with_cluster(mut self, name: &str, cluster: Result<Cluster, Status>) -> Discovered {
-        self.0.clusters.insert(name.into(), cluster.map(Arc::new));
+        self.0.insert_cluster(name, cluster.map(Arc::new));
         self
     }
 
     /// Other endpoints for a cluster made by [`eds`].
     pub(crate) fn with_endpoints(mut self, name: &str, set: EndpointSet) -> Discovered {
-        self.0.endpoints.insert(eds(name).source, Arc::new(set));
+        self.0.insert_endpoint_set(eds(name).source, Arc::new(set));
         self
     }
 
     /// Nothing is said of a cluster.
     pub(crate) fn without(mut self, name: &str) -> Discovered {
-        self.0.clusters.remove(name);
+        self.0.remove_cluster(name);
         self
     }
 }

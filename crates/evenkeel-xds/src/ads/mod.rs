@@ -207,19 +207,6 @@ pub trait ParseResource {
         from: &ServerConfig,
     ) -> Result<ParsedResource, RejectedResource>;
 
-    /// Parses a new version of a cached resource. `before` is the cached version, as received and as parsed. Parts that
-    /// are equal in both versions may share their allocations.
-    fn parse_incremental(
-        &self,
-        before: (&Any, &Resource),
-        kind: ResourceType,
-        any: &Any,
-        from: &ServerConfig,
-    ) -> Result<ParsedResource, RejectedResource> {
-        let _ = before;
-        self.parse(kind, any, from)
-    }
-
     /// Returns the limits on accepted data.
     fn limits(&self) -> XdsLimits {
         XdsLimits::default()
@@ -236,25 +223,45 @@ impl ParseResource for ResourceParser {
         ResourceParser::parse(self, kind, any, from)
     }
 
+    fn limits(&self) -> XdsLimits {
+        self.limits.clone()
+    }
+}
+
+/// A parser that can reuse the version in use of a resource.
+///
+/// Only [`ResourceParser`] does; any other parser parses each version alone. The check is by type, so that the public trait
+/// does not mention it.
+trait ParseIncremental: ParseResource {
+    /// Parses one resource. `before` is the version in use, as it was received and as it was parsed.
     fn parse_incremental(
         &self,
-        before: (&Any, &Resource),
+        before: Option<(&Any, &Resource)>,
+        kind: ResourceType,
+        any: &Any,
+        from: &ServerConfig,
+    ) -> Result<ParsedResource, RejectedResource>;
+}
+
+impl<P: ParseResource + 'static> ParseIncremental for P {
+    fn parse_incremental(
+        &self,
+        before: Option<(&Any, &Resource)>,
         kind: ResourceType,
         any: &Any,
         from: &ServerConfig,
     ) -> Result<ParsedResource, RejectedResource> {
-        ResourceParser::parse_incremental(self, Some(before), kind, any, from)
-    }
-
-    fn limits(&self) -> XdsLimits {
-        self.limits.clone()
+        match (self as &dyn std::any::Any).downcast_ref::<ResourceParser>() {
+            Some(parser) => parser.parse_incremental(before, kind, any, from),
+            None => self.parse(kind, any, from),
+        }
     }
 }
 
 /// State machine of the xDS client: subscribers, cached resources and ADS streams.
 pub struct AdsClient {
     bootstrap: Arc<Bootstrap>,
-    parser: Box<dyn ParseResource + Send + Sync>,
+    parser: Box<dyn ParseIncremental + Send + Sync>,
     limits: XdsLimits,
     variant: XdsVariant,
     rng: Rng,

@@ -7,7 +7,7 @@ use evenkeel_proto::prost::{DecodeError, Message as _, Name as _};
 use evenkeel_proto::prost_types::Any;
 
 use super::cache::CachedResource;
-use super::{ParseResource, XdsVariant, key};
+use super::{ParseIncremental, XdsVariant, key};
 use crate::bootstrap::ServerConfig;
 use crate::resource::{ParsedResource, Resource, ResourceType, message_name, name_within};
 use crate::text::quoted_long;
@@ -121,7 +121,7 @@ impl ResponseItem {
     /// version.
     pub(super) fn parse(
         self,
-        parser: &dyn ParseResource,
+        parser: &dyn ParseIncremental,
         kind: ResourceType,
         from: &ServerConfig,
         before: Option<&CachedResource>,
@@ -132,11 +132,8 @@ impl ResponseItem {
             Ok(raw) => raw,
             Err(why) => return Err(invalid(name, why)),
         };
-        let parsed = match before {
-            Some(before) => parser.parse_incremental((&before.raw, &before.resource), kind, &raw, from),
-            None => parser.parse(kind, &raw, from),
-        };
-        let parsed = match parsed {
+        let before = before.map(|before| (&before.raw, &before.resource));
+        let parsed = match parser.parse_incremental(before, kind, &raw, from) {
             Ok(parsed) => parsed,
             Err(rejected) => return Err(invalid(name.or(rejected.name), rejected.problems.to_string())),
         };

@@ -94,3 +94,183 @@ fn is_callable(endpoint: &[u8]) -> bool {
     let status = wire::last_number(endpoint, HEALTH_STATUS_FIELD);
     health(status.map_or(HealthStatus::Unknown as i32, |status| status as i32)).is_some()
 }
+
+#[cfg(test)]
+#[expect(clippy::indexing_slicing, reason = "a test may panic")]
+mod tests {
+    use evenkeel_core::Registry;
+    use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
+    use proptest::prelude::*;
+    use testkit::resources::{any, endpoint, locality};
+
+    use super::*;
+    use crate::bootstrap::ServerConfig;
+    use crate::resource::{ParsedResource, Resource, ResourceParser, ResourceType};
+
+    /// Parses `message` alone, or after a version that was accepted.
+    fn parse(
+        message: &ClusterLoadAssignment,
+        before: Option<(&ClusterLoadAssignment, &Arc<EndpointSet>)>,
+    ) -> Result<Arc<EndpointSet>, String> {
+        let from = ServerConfig::insecure("xds.example:443");
+        let before = before.map(|(before, set)| (any(before), Resource::Endpoints(set.clone())));
+        let before = before.as_ref().map(|(any, resource)| (any, resource));
+        let parser = ResourceParser::new(Registry::empty());
+        match parser.parse_incremental(before, ResourceType::Endpoints, &any(message), &from) {
+            Ok(ParsedResource { resource: Resource::Endpoints(set), .. }) => Ok(set),
+            Ok(other) => panic!("not endpoints: {other:?}"),
+            Err(rejected) => Err(rejected.problems.to_string()),
+        }
+    }
+
+    fn accepted(message: &ClusterLoadAssignment) -> Arc<EndpointSet> {
+        parse(message, None).expect("a good resource")
+    }
+
+    fn refused(message: &ClusterLoadAssignment) -> String {
+        parse(message, None).expect_err("a bad resource")
+    }
+
+    fn assignment(endpoints: Vec<LocalityLbEndpoints>) -> ClusterLoadAssignment {
+        ClusterLoadAssignment { cluster_name: "c".to_owned(), endpoints, ..ClusterLoadAssignment::default() }
+    }
+
+    /// One locality with these endpoints.
+    fn with(endpoints: Vec<LbEndpoint>) -> ClusterLoadAssignment {
+        assignment(vec![LocalityLbEndpoints { lb_endpoints: endpoints, ..locality("a", 1, 0, &[]) }])
+    }
+
+    fn weighing(weight: u32, port: u16) -> LbEndpoint {
+        LbEndpoint { load_balancing_weight: Some(weight), ..endpoint("10.0.0.1", port) }
+    }
+
+    fn being(status: HealthStatus, port: u16) -> LbEndpoint {
+        LbEndpoint { health_status: status.into(), ..endpoint("10.0.0.1", port) }
+    }
+
+    /// The endpoints of each priority, as text.
+    fn shown(set: &EndpointSet) -> Vec<Vec<String>> {
+        let endpoint = |endpoint: &Endpoint| {
+            let weight = endpoint.weight().map(|weight| format!(" x{weight}")).unwrap_or_default();
+            let locality = endpoint.locality().map_or("", |locality| &locality.zone);
+            let share = endpoint.locality_weight().unwrap_or(0);
+            format!("{:?}{weight} in {locality} x{share}", endpoint.addresses())
+        };
+        set.priorities.iter().map(|priority| priority.iter().map(endpoint).collect()).collect()
+    }
+
+    /// Which endpoints of a set are those of another one, in memory.
+    fn kept(set: &EndpointSet, before: &EndpointSet) -> Vec<bool> {
+        let old: Vec<&Endpoint> = before.priorities.iter().flat_map(Endpoints::iter).collect();
+        let new = set.priorities.iter().flat_map(Endpoints::iter);
+        new.map(|endpoint| old.iter().any(|old| old.is_same(endpoint))).collect()
+    }
+
+    /// Identity is the change signal: what did not change between two versions is not read again.
+    #[test]
+    fn endpoints_that_did_not_change_stay_the_same() {
+        let zone_b = locality("b", 1, 1, &["10.0.0.4:80", "10.0.0.5:80"]);
+        let first = |addresses: &[&str]| assignment(vec![locality("a", 1, 0, addresses), zone_b.clone()]);
+        let mut before = first(&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]);
+        before.endpoints[0].lb_endpoints.insert(1, being(HealthStatus::Draining, 7));
+        let set = accepted(&before);
+        let cases: [(&[&str], &[bool]); 6] = [
+            (&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"], &[true, true, true]),
+            (&["10.0.0.1:80", "10.0.0.9:80", "10.0.0.3:80"], &[true, false, true]),
+            (&["10.0.0.1:80", "10.0.0.3:80"], &[true, true]),
+            (&["10.0.0.9:80", "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"], &[false, true, true, true]),
+            (&[], &[]),
+            (&["10.0.0.9:80"], &[false]),
+        ];
+        for (addresses, expected) in cases {
+            let message = first(addresses);
+            let new = parse(&message, Some((&before, &set))).expect("a good resource");
+            assert_eq!(shown(&new), shown(&accepted(&message)));
+            assert_eq!(kept(&new, &set), [expected, &[true, true]].concat(), "{addresses:?}");
+        }
+        let mut heavier = before.clone();
+        heavier.endpoints[0].load_balancing_weight = Some(2);
+        let new = parse(&heavier, Some((&before, &set))).expect("a good resource");
+        assert_eq!(shown(&new), shown(&accepted(&heavier)));
+        assert_eq!(
+            kept(&new, &set),
+            [false, false, false, true, true],
+            "they say which weight their locality has"
+        );
+        assert!(Arc::ptr_eq(locality_of(&new, 0), locality_of(&set, 0)));
+    }
+
+    fn locality_of(set: &EndpointSet, priority: usize) -> &Arc<Locality> {
+        let first = set.priorities[priority].iter().next().expect("an endpoint");
+        first.locality().expect("its locality")
+    }
+
+    /// A27: an address may not be there twice, be it read before or not.
+    #[test]
+    fn what_was_read_before_counts() {
+        let before = with((1..=40).map(|port| endpoint("10.0.0.1", port)).collect());
+        let set = accepted(&before);
+        for (at, with_new) in [(0, 0), (39, 0), (20, 30)] {
+            let mut message = before.clone();
+            let endpoints = &mut message.endpoints[0].lb_endpoints;
+            endpoints.extend((0..with_new).map(|port| endpoint("10.0.0.2", 1 + port)));
+            endpoints.insert(at, weighing(3, 17));
+            let problem = parse(&message, Some((&before, &set))).expect_err("a bad resource");
+            assert_eq!(problem, refused(&message), "the problem is named as if nothing had been read");
+        }
+        let mut twice = before.clone();
+        twice.endpoints[0].lb_endpoints.push(endpoint("10.0.0.1", 5));
+        assert_eq!(parse(&twice, Some((&before, &set))).expect_err("a bad resource"), refused(&twice));
+    }
+
+    /// VAL-E6: weights of endpoints that did not change count towards the limit of their locality.
+    #[test]
+    fn unchanged_weights_count_towards_the_limit() {
+        let before = with(vec![weighing(u32::MAX - 5, 80), weighing(5, 81)]);
+        let set = accepted(&before);
+        for position in 0..=2 {
+            let mut message = before.clone();
+            message.endpoints[0].lb_endpoints.insert(position, weighing(1, 82));
+            let problem = parse(&message, Some((&before, &set))).expect_err("the sum is too large");
+            assert!(problem.contains("add up to more than 4294967295"), "{problem}");
+            assert_eq!(problem, refused(&message), "the problem is the same without the version before");
+        }
+    }
+
+    /// A locality's priority, and the port, health and weight of its endpoints.
+    type LocalitySpec = (u32, Vec<(u16, i32, u32)>);
+
+    proptest! {
+        /// Reading a version after another one leads to the same as reading it alone.
+        #[test]
+        fn versions_read_the_same(
+            versions in prop::collection::vec(
+                prop::collection::vec((0..3u32, prop::collection::vec((1..60u16, 0..4i32, 0..3u32), 0..30)), 0..4),
+                2..4,
+            ),
+        ) {
+            let message = |version: &[LocalitySpec]| {
+                let locality = |(i, (priority, ports)): (usize, &LocalitySpec)| {
+                    let one = |(port, health, weight): &(u16, i32, u32)| LbEndpoint {
+                        health_status: *health,
+                        load_balancing_weight: Some(*weight).filter(|weight| *weight > 0),
+                        ..endpoint(&format!("10.0.{i}.1"), *port)
+                    };
+                    let lb_endpoints = ports.iter().map(one).collect();
+                    LocalityLbEndpoints { lb_endpoints, ..locality(&format!("z{i}"), 1, *priority, &[]) }
+                };
+                assignment(version.iter().enumerate().map(locality).collect())
+            };
+            let mut before: Option<(ClusterLoadAssignment, Arc<EndpointSet>)> = None;
+            for version in &versions {
+                let message = message(version);
+                let alone = parse(&message, None);
+                let after = parse(&message, before.as_ref().map(|(before, set)| (before, set)));
+                prop_assert_eq!(after.as_ref().map(|set| shown(set)), alone.as_ref().map(|set| shown(set)));
+                if let Ok(set) = after {
+                    before = Some((message, set));
+                }
+            }
+        }
+    }
+}

@@ -191,9 +191,9 @@ impl ResourceParser {
         self.parse_incremental(None, kind, any, from)
     }
 
-    /// The same, for a resource of which another version is in use: as it came, and as it was read. What reads the same in
-    /// both may keep its allocations, and what is odd about it is not said again.
-    pub fn parse_incremental(
+    /// Parses one resource of which another version may be in use, as it was received and as it was parsed. Parts that are equal
+    /// in both keep their allocations, and their warnings are not repeated.
+    pub(crate) fn parse_incremental(
         &self,
         before: Option<(&Any, &Resource)>,
         kind: ResourceType,

@@ -370,8 +370,8 @@ fn shown(config: &XdsConfig) -> Vec<String> {
     let XdsConfig { listener, route_config, virtual_host, clusters, resources, note } = config;
     let roots = (Arc::as_ptr(listener), Arc::as_ptr(route_config), Arc::as_ptr(virtual_host), note);
     let roots = format!("{roots:?}");
-    let clusters_by_name = clusters.clusters.iter().map(|(name, cluster)| format!("{name} {cluster:?}"));
-    let endpoints = clusters.endpoints.iter().map(|(source, set)| format!("{source:?} {set:?}"));
+    let clusters_by_name = clusters.clusters().map(|(name, cluster)| format!("{name} {cluster:?}"));
+    let endpoints = clusters.endpoint_sets().map(|(source, set)| format!("{source:?} {set:?}"));
     let resources = resources.iter().map(|(name, resource)| format!("{name} {:p}", Arc::as_ptr(resource)));
     std::iter::once(roots).chain(clusters_by_name).chain(endpoints).chain(resources).collect()
 }
@@ -384,14 +384,13 @@ fn kept(before: &RetainedViews, after: &RetainedViews) -> Option<Vec<String>> {
     let (old, new) = (&before.clusters, &after.clusters);
     let same_route = old_route.as_ref().map(Arc::as_ptr) == route.as_ref().map(Arc::as_ptr);
     let whole = [same_route, Arc::ptr_eq(before, after), Arc::ptr_eq(old, new)];
-    let clusters = new.clusters.iter().filter(|(name, cluster)| match (cluster, old.clusters.get(*name)) {
+    let clusters = new.clusters().filter(|(name, cluster)| match (cluster, old.cluster(name)) {
         (Ok(new), Some(Ok(old))) => Arc::ptr_eq(old, new),
         _ => false,
     });
     let endpoints = new
-        .endpoints
-        .iter()
-        .filter(|(source, set)| old.endpoints.get(*source).is_some_and(|old| Arc::ptr_eq(old, set)));
+        .endpoint_sets()
+        .filter(|(source, set)| old.endpoint_set(source).is_some_and(|old| Arc::ptr_eq(old, set)));
     let names = clusters.map(|(name, _)| name.to_string());
     let names = names.chain(endpoints.map(|(source, _)| format!("{source:?}")));
     Some(whole.map(|is_same| is_same.to_string()).into_iter().chain(names).collect())

@@ -93,14 +93,14 @@ impl Story {
 
     /// Why a cluster cannot be used.
     fn problem(&mut self, cluster: &str) -> String {
-        match &self.config().clusters.clusters[cluster] {
+        match self.config().clusters.cluster(cluster).expect("a known cluster") {
             Err(status) => status.message().to_owned(),
             Ok(cluster) => panic!("can be used: {cluster:?}"),
         }
     }
 
     fn leaves(&mut self, cluster: &str) -> Vec<String> {
-        match &self.config().clusters.clusters[cluster] {
+        match self.config().clusters.cluster(cluster).expect("a known cluster") {
             Ok(cluster) => match &**cluster {
                 Cluster::Aggregate { leaves } => leaves.iter().map(ToString::to_string).collect(),
                 Cluster::Leaf(leaf) => vec![leaf.name.to_string()],
@@ -112,7 +112,7 @@ impl Story {
     fn endpoints(&mut self, cluster: &str) -> Arc<EndpointSet> {
         let config = self.config();
         let source = EndpointSource::Eds { cluster: cluster.into(), service_name: None };
-        config.clusters.endpoints[&source].clone()
+        config.clusters.endpoint_set(&source).expect("known endpoints").clone()
     }
 }
 
@@ -141,7 +141,7 @@ fn a_config_is_complete_or_not_there() {
     story.know(Eds, &load_assignment("b", &["10.0.0.2:80"]));
     let config = story.config();
     assert_eq!(config.virtual_host.name, "host *");
-    assert_eq!(config.clusters.clusters.len(), 2);
+    assert_eq!(config.clusters.clusters().count(), 2);
     assert_eq!(addresses(&story.endpoints("b")), ["10.0.0.2:80"]);
     assert_eq!(config.note, None);
 }
@@ -177,7 +177,7 @@ fn the_old_config_serves_until_the_new_one_is_complete() {
     story.know(Eds, &load_assignment("new", &["10.0.0.2:80"]));
     let new = story.config();
     assert_eq!(*new.virtual_host.clusters, ["new".into()]);
-    assert!(!new.clusters.clusters.contains_key("old"));
+    assert!(new.clusters.cluster("old").is_none());
     assert!(!story.wanted().contains(&"cluster old".to_owned()));
 }
 
@@ -195,7 +195,7 @@ fn a_missing_listener_or_route_fails_the_channel() {
     assert_eq!(story.wanted(), ["listener orders"]);
     story.know(Lds, &listener_with_rds("orders", "routes"));
     story.know(Rds, &route_config("routes", "a"));
-    assert_eq!(story.config().clusters.clusters.len(), 1);
+    assert_eq!(story.config().clusters.clusters().count(), 1);
 }
 
 /// CDS-2: a cluster that cannot be had fails alone.
@@ -349,7 +349,8 @@ fn dns_names_are_resolved_by_the_driver() {
     story.graph.handle_resolved("two.example:80", Err(Status::unavailable("no such host")));
     let config = story.config();
     let of = |config: &XdsConfig, hostname: &str| {
-        config.clusters.endpoints[&EndpointSource::LogicalDns { hostname: hostname.into() }].clone()
+        let source = EndpointSource::LogicalDns { hostname: hostname.into() };
+        config.clusters.endpoint_set(&source).expect("known endpoints").clone()
     };
     let one = of(&config, "one.example:443");
     assert_eq!(addresses(&one), ["10.0.0.1:443", "10.0.0.2:443"]);
@@ -394,14 +395,14 @@ fn held_clusters_are_followed_beside_the_routes() {
     story.know(Cds, &cluster("a"));
     story.know(Eds, &load_assignment("a", &["10.0.0.1:80"]));
     story.held = vec!["dynamic".into()];
-    assert!(!story.config().clusters.clusters.contains_key("dynamic"), "it is not known yet");
+    assert!(story.config().clusters.cluster("dynamic").is_none(), "it is not known yet");
     assert!(story.wanted().contains(&"cluster dynamic".to_owned()));
     story.know(Cds, &cluster("dynamic"));
     assert!(story.wanted().contains(&"endpoints dynamic".to_owned()));
     story.know(Eds, &load_assignment("dynamic", &["10.0.0.2:80"]));
     assert_eq!(addresses(&story.endpoints("dynamic")), ["10.0.0.2:80"]);
     story.held.clear();
-    assert!(!story.config().clusters.clusters.contains_key("dynamic"));
+    assert!(story.config().clusters.cluster("dynamic").is_none());
     assert!(!story.wanted().contains(&"cluster dynamic".to_owned()));
 }
 
@@ -421,7 +422,7 @@ fn ambient_errors_are_notes() {
     story.ambient(Cds, "a", Some("cluster was deleted"));
     let set = story.endpoints("a");
     assert_eq!(set.note.as_deref(), Some("cluster was deleted"));
-    assert!(set.priorities[0].is_same(&plain.clusters.endpoints.values().next().unwrap().priorities[0]));
+    assert!(set.priorities[0].is_same(&plain.clusters.endpoint_sets().next().unwrap().1.priorities[0]));
     story.ambient(Eds, "a", Some("endpoints were refused"));
     assert_eq!(story.endpoints("a").note.as_deref(), Some("endpoints were refused"));
     story.ambient(Eds, "a", None);
@@ -429,7 +430,7 @@ fn ambient_errors_are_notes() {
     let config = story.config();
     assert_eq!((config.note.as_deref(), story.endpoints("a").note.as_deref()), (None, None));
     assert!(Arc::ptr_eq(
-        config.clusters.endpoints.values().next().unwrap(),
-        plain.clusters.endpoints.values().next().unwrap()
+        config.clusters.endpoint_sets().next().unwrap().1,
+        plain.clusters.endpoint_sets().next().unwrap().1
     ));
 }

@@ -18,8 +18,9 @@ use std::time::Duration;
 use std::{future, mem};
 
 use evenkeel_core::{
-    Backoff, CallCounters, ConnectivityState, Core, DeferredDrop, Endpoint, Endpoints, Instant, LbConfig,
-    LbEffect, LbEvent, LbLabels, LbUpdate, LoadReport, PassResult, Rng, RootPicker, Status, SubchannelId,
+    Backoff, CallCounters, ConnectivityState, Core, Endpoint, Endpoints, Instant, LbConfig, LbEffect,
+    LbEvent, LbLabels, LbUpdate, LoadReport, PassResult, ReleasedValues, Rng, RootPicker, Status,
+    SubchannelId,
 };
 use evenkeel_xds::resolver::XdsResolverUpdate;
 use evenkeel_xds::routing::ConfigSelector;
@@ -317,10 +318,10 @@ impl ChannelDriver {
             self.active = Some(fresh);
             return;
         };
-        let PassResult { effects, connectivity, picker, wake_at, deferred_drop, .. } = pass;
+        let PassResult { effects, connectivity, picker, wake_at, released, .. } = pass;
         active.wake_at = wake_at;
         active.is_ready = connectivity == ConnectivityState::Ready;
-        active.deferred_drop.append(deferred_drop);
+        active.released_values.append(released);
         if let Some(picker) = picker {
             active.picker = Some(picker);
             active.is_dirty = true;
@@ -364,7 +365,7 @@ impl ChannelDriver {
         }
         let at_once = if has_calls { RELEASE_BATCH_WITH_CALLS } else { RELEASE_BATCH };
         active.released.truncate(active.released.len().saturating_sub(at_once));
-        active.deferred_drop.drop_some();
+        active.released_values.drop_some();
     }
 }
 
@@ -394,8 +395,8 @@ struct ActiveChannel {
     released: Vec<Arc<Connection>>,
     /// Time at which the driver drops more connections, if it pauses.
     close_at: Option<Instant>,
-    /// State that the policies no longer need, to be dropped in parts.
-    deferred_drop: DeferredDrop,
+    /// Values that the policies no longer need, to be dropped in parts.
+    released_values: ReleasedValues,
     load: LoadWatches,
     metrics: ChannelMetrics,
     meters: IdMap<ConnectionMeter>,
@@ -452,7 +453,7 @@ impl ActiveChannel {
             closes: Vec::new(),
             released: Vec::new(),
             close_at: None,
-            deferred_drop: DeferredDrop::default(),
+            released_values: ReleasedValues::default(),
             is_dirty: true,
             is_ready: false,
             pacer: PassPacer::default(),
@@ -483,7 +484,7 @@ impl ActiveChannel {
 
     /// Returns true if closed subchannels, connections or retired state wait to be dropped.
     fn has_deferred_work(&self) -> bool {
-        !(self.closes.is_empty() && self.released.is_empty() && self.deferred_drop.is_empty())
+        !(self.closes.is_empty() && self.released.is_empty() && self.released_values.is_empty())
     }
 
     /// Returns the time at which the driver has something to do without an event.

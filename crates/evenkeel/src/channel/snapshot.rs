@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use evenkeel_core::{ConnectivityState, PersistentVec, RootPicker, Status, SubchannelId};
+use evenkeel_core::{ConnectivityState, RootPicker, Status, SubchannelMap};
 use evenkeel_xds::routing::ConfigSelector;
 use tokio::sync::{Notify, watch};
 
@@ -106,31 +106,4 @@ impl SnapshotPublisher {
 }
 
 /// The connections that calls can be sent on, by subchannel.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ConnectionMap {
-    all: PersistentVec<(SubchannelId, Arc<Connection>)>,
-}
-
-impl ConnectionMap {
-    /// The connection of this subchannel, if it has one.
-    pub(crate) fn get(&self, id: SubchannelId) -> Option<&Arc<Connection>> {
-        let (of, connection) = self.all.get(id.index())?;
-        (*of == id).then_some(connection)
-    }
-
-    /// Adds the connection of this subchannel. Returns the connection of an earlier subchannel with the same index,
-    /// if it is still present.
-    pub(crate) fn insert(
-        &mut self,
-        id: SubchannelId,
-        connection: Arc<Connection>,
-    ) -> Option<Arc<Connection>> {
-        self.all.set(id.index(), (id, connection)).map(|(_, earlier)| earlier)
-    }
-
-    /// Removes the connection of this subchannel, if it has one.
-    pub(crate) fn remove(&mut self, id: SubchannelId) -> Option<Arc<Connection>> {
-        self.get(id)?;
-        self.all.take(id.index()).map(|(_, connection)| connection)
-    }
-}
+pub(crate) type ConnectionMap = SubchannelMap<Arc<Connection>>;
