@@ -1,7 +1,7 @@
-//! `evenkeel bench`: hands everything on to the program `evenkeel-bench`.
+//! `evenkeel bench`: runs the separate program `evenkeel-bench` with the same arguments.
 //!
-//! The peers that it measures, and what it measures them with, are no part of what users of the command install. So it is a
-//! program of its own, found beside this one or on the path; its words and its exit code are the command's.
+//! The benchmarked peers are not dependencies of the installed command, so the suite is a program of its own.
+//! It is looked up beside this executable, then in `PATH`. Its output and its exit code pass through.
 
 use std::env;
 use std::ffi::OsString;
@@ -28,7 +28,7 @@ Examples:
   evenkeel bench calls                       calls of evenkeel and its peers, side by side
   evenkeel bench calls --help                what can be chosen there";
 
-/// The name of the program.
+/// Executable name, without the platform's suffix.
 const PROGRAM: &str = "evenkeel-bench";
 
 pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
@@ -42,12 +42,13 @@ pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
         .args(args.arguments)
         .status()
         .map_err(|error| CliError::usage(format!("{} does not run: {error}", program.display())))?;
-    // Whoever ended it by a signal knows.
+    // A child that a signal terminated has no exit code.
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(CliExit::Findings.into(), ExitCode::from))
 }
 
-/// Beside this program first: that one was built with it.
+/// Returns the path of the program. The directory of this executable is searched first: both come from the
+/// same build.
 fn find() -> Option<PathBuf> {
     let beside = env::current_exe().ok().and_then(|own| Some(own.parent()?.to_owned()));
     let path = env::var_os("PATH").unwrap_or_default();

@@ -1,7 +1,9 @@
-//! `evenkeel doctor`: walks the way of a call from the bootstrap to a connected endpoint, and stops where it ends.
+//! `evenkeel doctor`: checks the path of a call from the bootstrap to a connected endpoint, and stops at the
+//! first failure.
 //!
-//! Each step uses the part that a channel would use, or looks closer where that part only says that it failed. The first
-//! step that fails is told with what was expected, what was found, the likely cause and what to do next.
+//! Each step uses the component that a channel would use, and probes further if that component reports only a
+//! failure. The failed step is reported with the expectation, the finding, the likely cause and the next
+//! action.
 
 mod bootstrap;
 mod causes;
@@ -66,14 +68,14 @@ pub(crate) async fn run(args: DoctorArgs, terminal: &TerminalOutput) -> Result<C
     report.end(outcome)
 }
 
-/// A target without a scheme is a DNS name, as for channels.
+/// Returns true for the scheme `xds`. A target without a scheme is a DNS name, as for channels.
 fn is_xds(target: &str) -> bool {
     target.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("xds"))
 }
 
-/// Why a walk ended before its end.
+/// Reason for ending the checks early.
 enum EarlyExit {
-    /// Something is wrong, and has been told.
+    /// A step failed and has been reported.
     At(CliExit),
     /// The report cannot be written.
     Failed(CliError),
@@ -85,7 +87,7 @@ impl From<CliError> for EarlyExit {
     }
 }
 
-/// A target without a control plane: DNS, TCP, and TLS or HTTP/2.
+/// Checks a target without a control plane: DNS, TCP, and TLS or HTTP/2.
 async fn plain(args: &DoctorArgs, report: &mut DoctorReport<'_>) -> Result<(), EarlyExit> {
     let unusable = |found| {
         Diagnosis::new("target", CliExit::Usage, found)
@@ -93,7 +95,7 @@ async fn plain(args: &DoctorArgs, report: &mut DoctorReport<'_>) -> Result<(), E
             .likely("a mistake in the target")
             .next("correct it; gRPC's naming document has all forms")
     };
-    // Whatever is wrong with the target is said by who reads it for channels.
+    // The channel's own parser reports every mistake in the target.
     if let Err(error) = Channel::builder(&args.target).build() {
         return Err(report.stop(&unusable(error.to_string()))?);
     }
@@ -105,7 +107,7 @@ async fn plain(args: &DoctorArgs, report: &mut DoctorReport<'_>) -> Result<(), E
     reach::run_checks(&args.target, &place, credentials, reach::PeerRole::Endpoint, args.wait, report).await
 }
 
-/// How endpoints are talked to.
+/// Returns the credentials for endpoints; `None` for plaintext.
 fn endpoint_credentials(args: &DoctorArgs) -> Result<Option<Credentials>, Diagnosis> {
     let tls = match &args.ca {
         Some(file) => Credentials::tls().ca_file(file),

@@ -1,10 +1,10 @@
-//! What ends a command that goes on by itself.
+//! Signals that end a long-running command.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::ui::CliError;
 
-/// Ctrl-C, or whoever ends the process otherwise. Nothing is missed from the moment that this is made.
+/// SIGINT and SIGTERM. Signals are recorded from construction on, so none is lost before the first wait.
 pub(crate) struct ShutdownSignals {
     interrupt: Signal,
     terminate: Signal,
@@ -20,7 +20,7 @@ impl ShutdownSignals {
         })
     }
 
-    /// Waits for one of them.
+    /// Waits for one of the signals.
     pub(crate) async fn wait(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

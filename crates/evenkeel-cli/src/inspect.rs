@@ -1,8 +1,8 @@
-//! `evenkeel inspect`: what a running xDS client knows, and how it balances.
+//! `evenkeel inspect`: resources and balancing state of a running xDS client.
 //!
-//! It asks one address two things: CSDS, which xDS clients of all languages answer, and `/api/state`, which evenkeel's
-//! admin server answers beside it. Either is enough. What comes back was written by others: nothing of it reaches the
-//! terminal without its control characters being escaped, and answers have limits.
+//! It sends two requests to one address: CSDS, which xDS clients in all languages support, and `/api/state`
+//! of evenkeel's admin server. Either response is enough. Responses are untrusted: their size is limited, and
+//! control characters are escaped before printing.
 
 mod ask;
 mod draw;
@@ -64,14 +64,14 @@ pub(crate) async fn run(args: InspectArgs, terminal: &TerminalOutput) -> Result<
     Ok(if findings(&answers) { CliExit::Findings } else { CliExit::Success })
 }
 
-/// Whether somebody should look: something is NACKED, missing or in TRANSIENT_FAILURE.
+/// Returns true if a resource is NACKED or missing, or a channel is in TRANSIENT_FAILURE.
 fn findings(answers: &InspectData) -> bool {
     let clients = answers.csds.iter().flat_map(|csds| &csds.config);
     clients.flat_map(|client| &client.generic_xds_configs).any(resources::is_bad)
         || answers.state.as_ref().is_some_and(process::is_bad)
 }
 
-/// All that is known, for people. Lines are at most `width` wide where that can be.
+/// Renders the report as text. Lines wrap at `width` where possible.
 fn page(
     peer: &InspectTarget,
     answers: &InspectData,

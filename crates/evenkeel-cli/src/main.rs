@@ -1,7 +1,7 @@
 //! The `evenkeel` command.
 //!
-//! Each subcommand is a module with its arguments and one function that runs it; what they share on the way to the
-//! terminal is in [`ui`]. Logic that others could want is in the libraries.
+//! Each subcommand is a module with its arguments and a `run` function. Terminal output and exit codes are in
+//! [`ui`]. Logic that is useful beyond the command belongs in the libraries.
 
 #![forbid(unsafe_code)]
 
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         }
     };
     let outcome = runtime.block_on(run(cli.command, &terminal));
-    // Nothing that still runs is worth waiting for.
+    // Do not wait for tasks that still run.
     runtime.shutdown_background();
     match outcome {
         Ok(exit) => exit,
@@ -96,7 +96,7 @@ async fn run(command: CliCommand, terminal: &TerminalOutput) -> Result<ExitCode,
         CliCommand::Inspect(args) => inspect::run(args, terminal).await?,
         CliCommand::Doctor(args) => doctor::run(args, terminal).await?,
         CliCommand::DemoBackend(args) => demo::backend::run(args).await?,
-        // Another program, with exit codes of its own.
+        // A separate program with its own exit codes.
         CliCommand::Bench(args) => return bench::run(args),
         CliCommand::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "evenkeel", &mut std::io::stdout());

@@ -1,7 +1,7 @@
-//! `evenkeel serve`: the control plane alone, for a mesh in a file.
+//! `evenkeel serve`: a standalone control plane for a mesh file.
 //!
-//! It says how clients find it, then one line for each thing that happens: an edit of the file, a client that comes, goes,
-//! accepts or rejects. It ends when it is told to, or when nobody reads what it says.
+//! It prints connection instructions for clients, then one line per event: an edit of the file, a client that
+//! connects, disconnects, ACKs or NACKs. It ends on a signal, or when its output is closed.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -53,7 +53,7 @@ Examples:
 Exit codes: 0 it was told to end, 2 the mesh or the arguments cannot be used";
 
 pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
-    // Before anything is said: who reads that it serves may end it at once.
+    // Register the handlers before any output: a reader of that output may send a signal at once.
     let mut signals = ShutdownSignals::new()?;
     let control = ControlPlane::builder().listen(args.listen).serve().await.map_err(|error| {
         CliError::usage(format!("{}: cannot listen: {error}; --listen takes another address", args.listen))
@@ -61,7 +61,7 @@ pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<Cl
     let mut events = control.events();
     let (edits, mut edited) = mpsc::unbounded_channel();
     let on_change = move |edit: Result<&Mesh, &MeshErrors>| {
-        // Nobody listens any more when the command ends.
+        // The receiver is gone when the command ends.
         let _ = edits.send(edit.cloned().map_err(Clone::clone));
     };
     let mesh_watch = control.watch_file(&args.mesh, POLL_INTERVAL, on_change).await;
@@ -84,7 +84,7 @@ pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<Cl
     Ok(CliExit::Success)
 }
 
-/// What is said, as text or as JSON.
+/// Output as text or as JSON lines.
 struct ServeLog<'a> {
     args: &'a ServeArgs,
     terminal: &'a TerminalOutput,
@@ -167,7 +167,7 @@ impl ServeLog<'_> {
         }
     }
 
-    /// A line about a client.
+    /// Prints a line about a client.
     fn client(
         &self,
         event: &ClientEvent,
@@ -183,7 +183,7 @@ impl ServeLog<'_> {
         self.line(format_args!("client {}  {}", event.stream, self.terminal.paint(style, text)))
     }
 
-    /// The file was edited: well, or not.
+    /// Prints the result of an edit of the mesh file.
     fn edit(&self, edit: &Result<Mesh, MeshErrors>) -> Result<(), CliError> {
         let file = ui::safe(&self.args.mesh.display().to_string());
         match edit {
@@ -206,7 +206,7 @@ impl ServeLog<'_> {
         }
     }
 
-    /// More happened than could be told.
+    /// Prints the number of events that the receiver missed.
     fn missed(&self, count: u64) -> Result<(), CliError> {
         if self.args.json {
             return self.json(json!({ "event": "missed", "count": count }));
@@ -241,7 +241,7 @@ fn absolute(file: &Path) -> String {
     std::path::absolute(file).unwrap_or_else(|_| file.to_owned()).display().to_string()
 }
 
-/// A text as a shell takes it for one word.
+/// Quotes text as one word for a POSIX shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
@@ -250,7 +250,7 @@ fn since_1970() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// The time of day in UTC: the zone of the machine is not known here.
+/// Returns the time of day in UTC. The local time zone is not available here.
 fn time_of_day() -> String {
     let seconds = since_1970() as u64 % 86_400;
     format!("{:02}:{:02}:{:02}Z", seconds / 3600, seconds / 60 % 60, seconds % 60)

@@ -1,10 +1,10 @@
-//! Columns of text that stand below each other.
+//! Text tables with aligned columns.
 
 use std::fmt::Write as _;
 
 use crate::ui::{self, TerminalOutput, TextStyle};
 
-/// One cell of a row.
+/// Cell of a table row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TableCell {
     text: String,
@@ -13,12 +13,12 @@ pub(crate) struct TableCell {
 }
 
 impl TableCell {
-    /// A cell with this text, whose control characters are escaped.
+    /// Creates a left-aligned cell. Control characters are escaped.
     pub(crate) fn new(text: impl AsRef<str>) -> TableCell {
         TableCell { text: ui::safe(text.as_ref()), style: None, is_right_aligned: false }
     }
 
-    /// A cell whose text ends where its column ends: numbers.
+    /// Creates a right-aligned cell, for numbers.
     pub(crate) fn right(text: impl AsRef<str>) -> TableCell {
         TableCell { is_right_aligned: true, ..TableCell::new(text) }
     }
@@ -28,8 +28,8 @@ impl TableCell {
     }
 }
 
-/// Rows below each other, each column as wide as its widest cell and two spaces apart. Nothing stands after the last
-/// text of a row.
+/// Renders rows. Each column is as wide as its widest cell, and columns are two spaces apart. Rows have no
+/// trailing spaces.
 pub(crate) fn table(rows: &[Vec<TableCell>], terminal: &TerminalOutput) -> String {
     let mut widths = Vec::new();
     for row in rows {
@@ -54,7 +54,7 @@ pub(crate) fn table(rows: &[Vec<TableCell>], terminal: &TerminalOutput) -> Strin
                 Some(style) => terminal.paint(style, &cell.text).to_string(),
                 None => cell.text.clone(),
             };
-            // A `String` takes everything.
+            // Writing to a `String` cannot fail.
             let _ = write!(out, "{before}{text}{after}");
         }
         out.push('\n');

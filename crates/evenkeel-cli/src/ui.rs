@@ -1,20 +1,20 @@
-//! What the subcommands share on the way to the terminal: exit codes, failures, colours.
+//! Terminal output shared by the subcommands: exit codes, errors, styles, escaping.
 
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How the command ended.
+/// Exit code of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CliExit {
-    /// All is well.
+    /// No findings.
     Success = 0,
-    /// It did what it should, and found something that somebody should fix.
+    /// The command completed and found something to fix.
     Findings = 1,
-    /// Its arguments, or a file that they name, cannot be used. Clap ends with the same code.
+    /// Arguments, or a file that they name, are invalid. Clap uses the same code.
     Usage = 2,
-    /// It could not reach what it was told to talk to.
+    /// A peer could not be reached.
     Unreachable = 3,
 }
 
@@ -24,7 +24,8 @@ impl From<CliExit> for ExitCode {
     }
 }
 
-/// Why the command cannot go on. The text is lower case, names the thing, and says what to do next where that is not plain.
+/// Error that ends the command. The text is lower case, names the subject, and gives the next action unless
+/// it is obvious.
 #[derive(Debug)]
 pub(crate) struct CliError {
     pub(crate) exit: CliExit,
@@ -32,17 +33,17 @@ pub(crate) struct CliError {
 }
 
 impl CliError {
-    /// The arguments, or a file that they name, cannot be used.
+    /// Error for invalid arguments, or for a file that they name.
     pub(crate) fn usage(text: impl Into<String>) -> CliError {
         CliError { exit: CliExit::Usage, text: text.into() }
     }
 
-    /// Somebody does not answer.
+    /// Error for a peer that does not respond.
     pub(crate) fn unreachable(text: impl Into<String>) -> CliError {
         CliError { exit: CliExit::Unreachable, text: text.into() }
     }
 
-    /// Nobody reads the output any more, as after `| head -1`: nothing is wrong, and there is nothing more to do.
+    /// The reader of the output has closed it, as `| head -1` does. This is a silent, successful exit.
     fn broken_pipe() -> CliError {
         CliError { exit: CliExit::Success, text: String::new() }
     }
@@ -56,12 +57,12 @@ pub(crate) enum ColorMode {
     Never,
 }
 
-/// The terminal, or whatever stands in its place.
+/// Standard output, which may be a terminal.
 #[derive(Clone, Debug)]
 pub(crate) struct TerminalOutput {
-    /// Whether standard output takes colours.
+    /// True if output is styled.
     colors: bool,
-    /// Whether a person reads standard output as it comes.
+    /// True if standard output is a terminal.
     pub(crate) is_interactive: bool,
 }
 
@@ -77,26 +78,28 @@ impl TerminalOutput {
         TerminalOutput { colors, is_interactive }
     }
 
-    /// A text in a style, if there are colours.
+    /// Styles text, if colours are enabled.
     pub(crate) fn paint<T: fmt::Display>(&self, style: TextStyle, text: T) -> StyledText<T> {
         StyledText { style: self.colors.then_some(style), text }
     }
 
-    /// Writes to standard output, at once. A reader that went away ends the command without a word.
+    /// Writes to standard output and flushes. A closed pipe ends the command silently.
     ///
-    /// Colours and ends of lines pass, other control characters are escaped. This is the last guard: a caller that prints text
-    /// of others on one line applies [`safe`] to it, since an end of a line in it would forge another line.
+    /// Style codes and line feeds pass; other control characters are escaped. This is the last guard. A
+    /// caller that prints untrusted text on one line applies [`safe`] first: a line feed in it would forge
+    /// another line.
     pub(crate) fn print(&self, text: impl fmt::Display) -> Result<(), CliError> {
         self.print_raw(escape_output(&text.to_string(), self.colors))
     }
 
-    /// Writes JSON and the end of its line to standard output. What JSON leaves as it is and terminals do not is escaped
-    /// as JSON has it.
+    /// Writes JSON and a line feed to standard output. Characters that are valid in JSON but unsafe for
+    /// terminals become JSON escapes.
     pub(crate) fn print_json(&self, json: impl fmt::Display) -> Result<(), CliError> {
         self.print_raw(format_args!("{}\n", json_escaped(&json.to_string())))
     }
 
-    /// Writes to standard output as it is: for text with cursor movements, whose other parts went through [`safe`].
+    /// Writes to standard output unchanged: for text with cursor movements, whose other parts went through
+    /// [`safe`].
     #[expect(clippy::unused_self, reason = "what is said goes through the terminal")]
     pub(crate) fn print_raw(&self, text: impl fmt::Display) -> Result<(), CliError> {
         let mut stdout = std::io::stdout().lock();
@@ -107,43 +110,43 @@ impl TerminalOutput {
         })
     }
 
-    /// A line on standard error about what goes on.
+    /// Creates a progress line on standard error.
     pub(crate) fn progress(&self) -> ProgressLine {
         let is_on = self.is_interactive && std::io::stderr().is_terminal();
         ProgressLine { began: is_on.then(Instant::now), is_shown: false }
     }
 
-    /// Says on standard error why the command ends, if there is a reason.
+    /// Prints the error on standard error, unless its text is empty.
     pub(crate) fn print_error(&self, failure: &CliError) {
         if failure.text.is_empty() {
             return;
         }
         let colors = self.colors && std::io::stderr().is_terminal();
         let error = StyledText { style: colors.then_some(TextStyle::Bad), text: "error:" };
-        // Nobody is left to tell if this fails.
+        // A failed write to standard error cannot be reported.
         let _ = writeln!(std::io::stderr(), "{error} {}", escape_output(&failure.text, false));
     }
 }
 
-/// A line that says what takes so long: from one second on, and only if a person watches. It goes away with this.
+/// Progress line on standard error. It is shown after one second, only on a terminal, and erased on drop.
 #[derive(Debug)]
 pub(crate) struct ProgressLine {
-    /// `None` if nobody watches.
+    /// `None` if standard output or standard error is not a terminal.
     began: Option<Instant>,
     is_shown: bool,
 }
 
 impl ProgressLine {
-    /// Says it, in place of what was said before.
+    /// Replaces the text of the line.
     pub(crate) fn show(&mut self, text: impl fmt::Display) {
         if self.began.is_some_and(|began| began.elapsed() >= Duration::from_secs(1)) {
             self.is_shown = true;
-            // Nobody is left to tell if this fails.
+            // A failed write to standard error cannot be reported.
             let _ = write!(std::io::stderr(), "\r\x1b[K{}", safe(&text.to_string()));
         }
     }
 
-    /// Waits for something, and says what for.
+    /// Awaits `work` and shows `what` with the elapsed seconds.
     pub(crate) async fn during<T>(mut self, what: &str, work: impl Future<Output = T>) -> T {
         tokio::pin!(work);
         let mut seconds = 0;
@@ -165,7 +168,7 @@ impl Drop for ProgressLine {
     }
 }
 
-/// How large the terminal is; 80 by 24 if it does not say.
+/// Returns the size of the terminal; 80 by 24 if unknown.
 pub(crate) fn size() -> TerminalSize {
     let stty = std::process::Command::new("stty")
         .arg("size")
@@ -180,17 +183,17 @@ pub(crate) fn size() -> TerminalSize {
     }
 }
 
-/// The size of a terminal, in characters.
+/// Size of a terminal, in characters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TerminalSize {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
 }
 
-/// Maximum number of characters of a text from outside that are shown.
+/// Maximum number of characters shown of an untrusted text.
 const MAX_CHARS: usize = 4096;
 
-/// Returns true for characters that move the cursor, change the terminal, hide text or turn its direction.
+/// Returns true for characters that move the cursor, change the terminal, hide text or change its direction.
 fn needs_escape(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -205,8 +208,8 @@ fn needs_escape(c: char) -> bool {
         )
 }
 
-/// A text from outside as one line of a terminal may show it: what would move the cursor or turn the direction is escaped,
-/// and the rest of a long text is cut.
+/// Escapes untrusted text for one line of a terminal and truncates it at [`MAX_CHARS`]. Characters that would
+/// move the cursor or change the text direction are escaped.
 pub(crate) fn safe(text: &str) -> String {
     let mut safe = String::with_capacity(text.len().min(MAX_CHARS));
     for (i, c) in text.chars().enumerate() {
@@ -219,7 +222,8 @@ pub(crate) fn safe(text: &str) -> String {
     safe
 }
 
-/// A text of any number of lines without control characters but ends of lines and, with `colors`, those of [`StyledText`].
+/// Escapes control characters in multi-line text, except line feeds and, with `colors`, the codes of
+/// [`StyledText`].
 fn escape_output(text: &str, colors: bool) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -241,7 +245,8 @@ fn escape_output(text: &str, colors: bool) -> String {
     out
 }
 
-/// A JSON text in which no character is a hazard to terminals. They occur within strings only, where JSON has escapes.
+/// Escapes characters that are unsafe for terminals. In JSON they occur only within strings, where escapes
+/// are valid.
 pub(crate) fn json_escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -250,14 +255,14 @@ pub(crate) fn json_escaped(json: &str) -> String {
             continue;
         }
         for unit in c.encode_utf16(&mut [0; 2]) {
-            // Writing to a string cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = fmt::Write::write_fmt(&mut out, format_args!("\\u{unit:04x}"));
         }
     }
     out
 }
 
-/// A text in lines of at most so many characters, broken between words where that can be.
+/// Wraps text at `room` characters, between words where possible.
 pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
@@ -273,7 +278,7 @@ pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// Reads a time as people write it: `500ms`, `15s`, `2m`.
+/// Parses a duration such as `500ms`, `15s` or `2m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let expected = || format!("expected a time such as 500ms, 15s or 2m, found {text:?}");
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -288,7 +293,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     if time.is_zero() { Err(expected()) } else { Ok(time) }
 }
 
-/// What colours mean. Never the only sign of anything: a word or a shape says the same.
+/// Meaning of a style. Colour is never the only signal: a word or a symbol carries the same information.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TextStyle {
     Title,
@@ -298,7 +303,7 @@ pub(crate) enum TextStyle {
     Faint,
 }
 
-/// A text that may be coloured. Widths and alignments hold for the text alone.
+/// Text with an optional style. Width and alignment apply to the text without its codes.
 pub(crate) struct StyledText<T> {
     style: Option<TextStyle>,
     text: T,
@@ -320,7 +325,7 @@ impl<T: fmt::Display> fmt::Display for StyledText<T> {
     }
 }
 
-/// Codes of terminals: the end of all styles, then title, good, warn, bad, faint.
+/// SGR codes: reset, title, good, warn, bad, faint.
 const CODES: [&str; 6] = ["\x1b[0m", "\x1b[1m", "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m"];
 
 #[cfg(test)]

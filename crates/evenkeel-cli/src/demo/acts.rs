@@ -1,32 +1,32 @@
-//! The story: what happens in each act, and the mesh file at each point of it.
+//! The acts of the demo: their timed events, and the mesh file after each edit.
 
 use std::fmt::Write as _;
 
 use super::fleet::{BACKENDS, DemoBackend};
 
-/// One act. Scenes begin at shares of its time.
+/// One act of the demo. The time of an event is a fraction of the act's duration.
 pub(super) struct DemoAct {
     pub(super) title: &'static str,
-    /// What to look at.
+    /// Text that directs the viewer to the effect of the act.
     pub(super) caption: &'static str,
     pub(super) events: &'static [(f64, DemoEvent)],
 }
 
-/// Something that happens.
+/// Timed event of an act. The `usize` is an index into [`BACKENDS`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DemoEvent {
-    /// The mesh file is edited.
+    /// Writes another version of the mesh file.
     Mesh(MeshEdit),
-    /// A backend is killed.
+    /// Kills a backend process with SIGKILL.
     Kill(usize),
-    /// It comes back.
+    /// Restarts a killed backend at its address.
     Return(usize),
 }
 
-/// What the mesh file says.
+/// Content of the mesh file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MeshEdit {
-    /// What was changed.
+    /// Description of the change for the event log.
     edit: &'static str,
     policy: &'static str,
     weights: Option<[u32; BACKENDS.len()]>,
@@ -34,7 +34,7 @@ pub(super) struct MeshEdit {
 }
 
 impl MeshEdit {
-    /// What was done, for the time line.
+    /// Returns the line of the event log for this edit.
     pub(super) fn summary(&self) -> String {
         format!("mesh.yaml edited: {}", self.edit)
     }
@@ -43,7 +43,7 @@ impl MeshEdit {
 const LARGE: usize = 3;
 const HUGE: usize = 4;
 
-/// Reports count after half a second, and weights follow them five times a second: a demo has no time for the defaults.
+/// Short blackout and update periods: an act is shorter than the defaults of 10 s and 1 s (A58) allow.
 const BY_LOAD: &str = "{weighted_round_robin: {blackoutPeriod: 0.5s, weightUpdatePeriod: 0.2s}}";
 
 const ROUND_ROBIN: MeshEdit =
@@ -101,13 +101,13 @@ pub(super) const ACTS: [DemoAct; 6] = [
     },
 ];
 
-/// The mesh file for a plan: the shipped one with its blanks filled in.
+/// Renders the mesh file: the template `mesh.yaml` with its placeholders replaced.
 pub(super) fn mesh(plan: &MeshEdit, backends: &[DemoBackend]) -> String {
     let mut text = include_str!("mesh.yaml").replace("$policy", plan.policy);
     for (i, backend) in backends.iter().enumerate() {
         let mut endpoint = format!("{{name: {}, address: \"{}\"", backend.name, backend.address);
         if let Some(weights) = plan.weights {
-            // A `String` takes everything.
+            // Writing to a `String` cannot fail.
             let _ = write!(endpoint, ", weight: {}", weights[i]);
         }
         if let Some(priorities) = plan.priorities {
@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    /// Whatever the story writes into the file is a mesh, and no act begins without one.
+    /// Every edit renders to a valid mesh, the demo starts with one, and the events of each act are in order.
     #[test]
     fn every_plan_is_a_mesh() {
         let backends = DemoBackend::stopped_all();

@@ -1,7 +1,8 @@
-//! A backend of the demo: a process with a tonic server that can do so many calls per second, and says how busy it is.
+//! Backend process of the demo: a tonic server with limited capacity that reports its utilization (ORCA).
 //!
-//! Its machine is made up, since all backends share one: calls are done by workers that take 20 ms for each, one after the other.
-//! Who would have to wait for more than half a second is sent away. All else is real.
+//! The capacity is simulated, since all backends share one machine. Workers spend 20 ms on each call, one
+//! call at a time. A call that would queue for more than 500 ms is rejected. Server, transport and load
+//! reports are real.
 
 use std::convert::Infallible;
 use std::io::Write as _;
@@ -24,16 +25,16 @@ use tonic_prost::ProstCodec;
 
 use crate::ui::{CliError, CliExit};
 
-/// The one method of the demo's service.
+/// Path of the demo service's only method.
 pub(super) const METHOD: &str = "/evenkeel.demo.Work/Do";
-/// The metadata by which a backend says who it is.
+/// Response metadata key that carries the name of the backend.
 pub(super) const BACKEND_METADATA: &str = "backend";
 
-/// How long a worker takes for a call.
+/// Time that a worker spends on one call.
 const CALL_DURATION: Duration = Duration::from_millis(20);
-/// Who would wait for longer is sent away.
+/// Maximum time a call may wait for a worker. Calls above it are rejected.
 const MAX_QUEUE_DELAY: Duration = Duration::from_millis(500);
-/// How often a backend says how busy it is.
+/// Interval between two updates of the reported utilization.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Be a backend of the demo.
@@ -50,8 +51,8 @@ pub(crate) struct DemoBackendArgs {
     listen: SocketAddr,
 }
 
-/// Serves until standard input ends: whoever started it is then gone, however that came. The first line of its output is its
-/// address.
+/// Serves until standard input closes. That happens when the parent process exits for any reason, so no
+/// backend outlives the demo. The first line on standard output is the listening address.
 pub(crate) async fn run(args: DemoBackendArgs) -> Result<CliExit, CliError> {
     let refused =
         |error| CliError::usage(format!("backend {}: cannot listen on {}: {error}", args.name, args.listen));
@@ -60,7 +61,7 @@ pub(crate) async fn run(args: DemoBackendArgs) -> Result<CliExit, CliError> {
     let name = MetadataValue::try_from(args.name.as_str())
         .map_err(|_| CliError::usage(format!("backend {:?}: expected a name in ASCII", args.name)))?;
     let workers = Arc::new(Mutex::new(WorkerPool::new(args.capacity)));
-    // The CPU is that of all backends together and says nothing of one.
+    // The CPU is shared by all backends, so its utilization does not describe this one.
     let load = ServerLoad::builder().without_cpu().build();
     tokio::spawn(report_utilization(load.clone(), workers.clone()));
     let server = tonic::transport::Server::builder()
@@ -89,10 +90,10 @@ async fn report_utilization(load: ServerLoad, workers: Arc<Mutex<WorkerPool>>) {
     }
 }
 
-/// How much of their time the workers worked, over the last second.
+/// Utilization of the workers over a sliding window of one second.
 #[derive(Default)]
 struct UtilizationWindow {
-    /// When it was looked, and the share of all time that had been worked until then.
+    /// Sample times, each with the cumulative work per worker at that time.
     samples: std::collections::VecDeque<(Instant, Duration)>,
 }
 
@@ -108,11 +109,11 @@ impl UtilizationWindow {
     }
 }
 
-/// The workers, each with the time at which it is free.
+/// Simulated workers, each with the time at which it becomes free.
 #[derive(Debug)]
 struct WorkerPool {
     free_at: Vec<Option<Instant>>,
-    /// The work that was given out.
+    /// Total work assigned so far.
     assigned: Duration,
 }
 
@@ -122,7 +123,8 @@ impl WorkerPool {
         WorkerPool { free_at: vec![None; workers], assigned: Duration::ZERO }
     }
 
-    /// Gives a call to the worker that is free first. When it will be done; `None` if that takes too long.
+    /// Assigns a call to the worker that becomes free first. Returns the completion time, or `None` if the
+    /// call would wait longer than [`MAX_QUEUE_DELAY`].
     fn assign(&mut self, now: Instant) -> Option<Instant> {
         let first = self.free_at.iter_mut().min_by_key(|free_at| free_at.unwrap_or(now).max(now))?;
         let begins = first.unwrap_or(now).max(now);
@@ -135,7 +137,7 @@ impl WorkerPool {
         Some(ends)
     }
 
-    /// The work that was done until now, by the average worker.
+    /// Returns the work completed by `now`, averaged over the workers.
     fn done(&self, now: Instant) -> Duration {
         let ahead: Duration =
             self.free_at.iter().flatten().map(|free_at| free_at.saturating_duration_since(now)).sum();
@@ -143,7 +145,7 @@ impl WorkerPool {
     }
 }
 
-/// The service: does what it is asked, which is to take some time.
+/// Service whose calls complete after the simulated processing time.
 #[derive(Clone)]
 struct WorkService {
     name: MetadataValue<Ascii>,
@@ -195,7 +197,7 @@ impl UnaryService<()> for WorkService {
     }
 }
 
-/// Nothing panics while it is held.
+/// Locks the pool. Poisoning is ignored: no code panics while holding the lock.
 fn lock(workers: &Mutex<WorkerPool>) -> std::sync::MutexGuard<'_, WorkerPool> {
     workers.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -204,7 +206,8 @@ fn lock(workers: &Mutex<WorkerPool>) -> std::sync::MutexGuard<'_, WorkerPool> {
 mod tests {
     use super::*;
 
-    /// 600 calls in 6 s, evenly, for backends of several sizes: what is done, what is sent away, and how busy they are.
+    /// Evenly spaced calls to backends of several capacities: completed calls, rejected calls and the
+    /// reported utilization.
     #[test]
     fn a_backend_does_what_it_can() {
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! The backends of the demo, as processes that can be killed and come back.
+//! Backend processes of the demo, which can be killed and restarted.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
@@ -8,17 +8,18 @@ use tokio::process::{Child, Command};
 
 use crate::ui::CliError;
 
-/// Name and capacity in calls per second.
+/// Backend names, each with a capacity in calls per second.
 pub(super) const BACKENDS: [(&str, u32); 5] =
     [("small-1", 100), ("small-2", 100), ("medium", 200), ("large", 400), ("huge", 800)];
 
-/// One backend.
+/// One backend of the demo.
 pub(super) struct DemoBackend {
     pub(super) name: &'static str,
     pub(super) capacity: u32,
-    /// Stays the same when it comes back.
+    /// Listening address. It does not change across a restart.
     pub(super) address: SocketAddr,
-    /// Dies when this is dropped. Its standard input ends with us, however we end: then it dies, too.
+    /// Killed on drop. If this process dies without running destructors, the child's standard input closes
+    /// and it exits.
     process: Option<Child>,
 }
 
@@ -29,7 +30,7 @@ impl DemoBackend {
         Ok(DemoBackend { name, capacity, address, process: Some(process) })
     }
 
-    /// All of them, none of which runs, at 127.0.0.1:1000 and after.
+    /// Returns all backends in a stopped state, at 127.0.0.1:1000 and the following ports.
     #[cfg(test)]
     pub(super) fn stopped_all() -> Vec<DemoBackend> {
         let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -38,15 +39,15 @@ impl DemoBackend {
             .collect()
     }
 
-    /// Kills the process, which has no time to say farewell.
+    /// Kills the process with SIGKILL, so its connections close without a GOAWAY.
     pub(super) async fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
-            // It may have died by itself.
+            // Fails if the process has already exited.
             let _ = process.kill().await;
         }
     }
 
-    /// Starts it again where it was.
+    /// Starts the backend again at its previous address.
     pub(super) async fn restart(&mut self) -> Result<(), CliError> {
         self.kill().await;
         let (process, _) = start(self.name, self.capacity, self.address).await?;

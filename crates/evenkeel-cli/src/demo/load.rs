@@ -1,4 +1,4 @@
-//! The client of the demo: calls at a steady pace, whatever becomes of them, and what became of them.
+//! Load generator of the demo: an open-loop client that records the outcome of each call.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,23 +14,23 @@ use tonic_prost::ProstCodec;
 use super::backend::{BACKEND_METADATA, METHOD};
 use super::fleet::BACKENDS;
 
-/// Calls per second.
+/// Number of calls per second.
 pub(super) const RATE: u32 = 600;
-/// So many calls begin together.
+/// Number of calls started per timer tick.
 const CALLS_PER_TICK: u32 = 3;
 
-/// A call that is over.
+/// Outcome of a finished call.
 #[derive(Clone, Debug)]
 pub(super) struct FinishedCall {
     pub(super) began: Instant,
     pub(super) took: Duration,
-    /// Which backend answered, if one did.
+    /// Index of the backend that served the call, if one did.
     pub(super) backend: Option<usize>,
-    /// Why it failed, if it did.
+    /// Status code of a failed call.
     pub(super) failed: Option<Code>,
 }
 
-/// Calls that go on until this is dropped.
+/// Open-loop load generator. It stops when dropped.
 pub(super) struct LoadGenerator {
     ended: Arc<Mutex<Vec<FinishedCall>>>,
     task: AbortHandle,
@@ -43,7 +43,7 @@ impl LoadGenerator {
         LoadGenerator { ended, task }
     }
 
-    /// The calls that ended since the last time.
+    /// Returns the calls that finished since the previous `take`.
     pub(super) fn take(&self) -> Vec<FinishedCall> {
         std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -56,7 +56,7 @@ impl Drop for LoadGenerator {
 }
 
 async fn generate_calls(channel: Channel, ended: Arc<Mutex<Vec<FinishedCall>>>) {
-    // Ticks that were missed are made up for: the load is the same on a slow machine.
+    // Missed ticks fire in a burst (tokio's default), so the average rate holds on a slow machine.
     let mut ticks = interval(Duration::from_secs(1) * CALLS_PER_TICK / RATE);
     loop {
         ticks.tick().await;
@@ -81,7 +81,7 @@ async fn generate_calls(channel: Channel, ended: Arc<Mutex<Vec<FinishedCall>>>) 
     }
 }
 
-/// What a generated client does, without one: the demo's messages are empty.
+/// Makes a unary call without generated code. The demo's messages are empty.
 async fn call(channel: Channel) -> Result<MetadataMap, Status> {
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await?;

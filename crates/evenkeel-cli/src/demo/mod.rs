@@ -1,8 +1,8 @@
-//! `evenkeel demo`: a whole mesh on this machine, and a story told with it.
+//! `evenkeel demo`: a complete mesh on this machine, driven through six acts.
 //!
-//! A control plane with its mesh file, five backends as processes of their own, a client channel with a steady load, and the page. The
-//! acts edit the file and kill processes; nothing is told to the client but by its control plane, its connections and the backends'
-//! load reports. When it ends, nothing is left.
+//! It starts a control plane with a mesh file, five backend processes, a client channel under steady load,
+//! and the status page. The acts edit the file and kill processes. The client learns of changes only through
+//! xDS, its connections and load reports. All processes and files are removed when the demo ends.
 
 mod acts;
 pub(crate) mod backend;
@@ -28,13 +28,13 @@ use self::screen::{DemoScreen, ScreenFrame};
 use crate::ends::ShutdownSignals;
 use crate::ui::{CliError, CliExit, TerminalOutput, TextStyle};
 
-/// How often the stage is looked at.
+/// Interval between two samples of the client's state.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often the control plane looks at its mesh file.
+/// Interval at which the control plane polls the mesh file for edits.
 const MESH_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The share of an act in which what was changed settles: its calls are not in the act's figures.
+/// Fraction of an act excluded from its figures while the change takes effect.
 const WARMUP_FRACTION: f64 = 0.25;
 
 /// Show it: five backends, a control plane, a client and a page, on this machine.
@@ -99,10 +99,10 @@ pub(crate) async fn run(args: DemoArgs, terminal: &TerminalOutput) -> Result<Cli
     Ok(CliExit::Success)
 }
 
-/// Everything that the story is told with.
+/// The running parts of the demo.
 struct DemoEnvironment {
     backends: Vec<DemoBackend>,
-    /// In a folder of its own, which goes away with it.
+    /// Path in `_folder`, which is removed on drop.
     mesh: PathBuf,
     _folder: tempfile::TempDir,
     _mesh_watch: MeshWatchGuard,
@@ -163,7 +163,7 @@ impl DemoEnvironment {
         })
     }
 
-    /// Something happens; answers what, in a few words.
+    /// Performs an event and returns its line for the event log.
     async fn play(&mut self, event: &DemoEvent) -> Result<String, CliError> {
         match event {
             DemoEvent::Mesh(edit) => {
@@ -182,7 +182,8 @@ impl DemoEnvironment {
     }
 }
 
-/// Backends that are back are found soon: a story has no time for gRPC's two minutes.
+/// Short backoff: an act is over before gRPC's default maximum of two minutes would let a restarted backend
+/// reconnect.
 fn backoff() -> Backoff {
     let mut backoff = Backoff::default();
     (backoff.initial, backoff.max) = (Duration::from_millis(250), Duration::from_millis(500));
@@ -197,23 +198,23 @@ async fn serve_page(address: Option<SocketAddr>, watch: AdminWatch) -> Result<Ad
     admin.start().await.map_err(|error| CliError::usage(error.to_string()))
 }
 
-/// Writes beside the file and puts it in place, as careful editors do: nobody reads half of it.
+/// Writes a temporary file and renames it over `path`, so that a reader never sees a partial file.
 fn write_mesh(path: &Path, text: &str) -> Result<(), CliError> {
     let beside = path.with_extension("new");
     let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
     written.map_err(|error| CliError::usage(format!("{}: {error}", path.display())))
 }
 
-/// The acts, one after the other.
+/// Runs the acts in order.
 struct DemoRunner<'t> {
     environment: DemoEnvironment,
     show: OutputMode<'t>,
     terminal: &'t TerminalOutput,
-    /// What happened last.
+    /// Log line of the latest event.
     last: String,
 }
 
-/// What is seen while the story is told.
+/// Output while the acts run.
 enum OutputMode<'t> {
     Silent,
     Lines,
@@ -255,7 +256,7 @@ impl DemoRunner<'_> {
         let measure_from = started + duration.mul_f64(WARMUP_FRACTION);
         let mut events = act.events.iter().peekable();
         let mut utilization_samples = vec![Vec::new(); BACKENDS.len()];
-        // What ends now began in the act before.
+        // Drop calls that finished before this act: they belong to the previous one.
         self.environment.load.take();
         while started.elapsed() < duration {
             let next = events.peek().map(|(at, _)| started + duration.mul_f64(*at));
@@ -284,7 +285,7 @@ impl DemoRunner<'_> {
         Ok(ActReport::new(number, act, measure_from.into_std(), &ended, &utilization_samples))
     }
 
-    /// Notes how busy the backends that are there say they are.
+    /// Records the utilization that each READY backend reports.
     fn record_utilization(&self, state: &AdminState, utilization_samples: &mut [Vec<f64>]) {
         let Some(channel) = state.channels.first() else { return };
         for (backend, utilization_samples) in self.environment.backends.iter().zip(utilization_samples) {

@@ -1,4 +1,4 @@
-//! What the acts came to.
+//! Figures of the acts, as tables and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use super::load::FinishedCall;
 use crate::table::{TableCell, table};
 use crate::ui::{TerminalOutput, TextStyle};
 
-/// The whole demo, for `--json` and for the tables at its end.
+/// Figures of the whole demo, for `--json` and for the final tables.
 #[derive(Debug, Serialize)]
 pub(super) struct DemoReport {
     pub(super) calls_per_second: u32,
@@ -20,7 +20,7 @@ pub(super) struct DemoReport {
     pub(super) acts: Vec<ActReport>,
 }
 
-/// One act: figures are of the calls that began after its first quarter, in which what was changed settles.
+/// Figures of one act. They cover the calls that started after its warm-up.
 #[derive(Debug, Serialize)]
 pub(super) struct ActReport {
     act: usize,
@@ -35,7 +35,7 @@ struct BackendReport {
     name: &'static str,
     calls_per_second_at_most: u32,
     share: f64,
-    /// How busy the backend said it was, on average; none if it never did.
+    /// Average of the utilization that the backend reported; `None` without a report.
     utilization: Option<f64>,
     #[serde(flatten)]
     figures: CallSummary,
@@ -45,7 +45,7 @@ struct BackendReport {
 struct CallSummary {
     calls: usize,
     failed: usize,
-    /// How many failed by each status.
+    /// Number of failed calls by status code.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     reasons: BTreeMap<String, usize>,
     p50_ms: Option<f64>,
@@ -53,7 +53,7 @@ struct CallSummary {
 }
 
 impl ActReport {
-    /// From the calls that began after `from`, and what each backend said of its load.
+    /// Summarizes the calls that started after `from`, with the utilization samples of each backend.
     pub(super) fn new(
         number: usize,
         act: &DemoAct,
@@ -110,13 +110,13 @@ impl CallSummary {
 }
 
 impl DemoReport {
-    /// The tables, one for each act.
+    /// Renders one table per act.
     pub(super) fn tables(&self, terminal: &TerminalOutput) -> String {
         let mut out = String::new();
         for (report, act) in self.acts.iter().zip(&ACTS) {
             let title =
                 terminal.paint(TextStyle::Title, format!("{}  {}", report.act, report.title)).to_string();
-            // A `String` takes everything.
+            // Writing to a `String` cannot fail.
             let _ = writeln!(out, "\n{title}: {}", act.caption);
             out.push_str(&table(&report.rows(), terminal));
             let reasons = report.all.reasons.iter().map(|(code, count)| format!("{count} {code}"));
@@ -128,7 +128,7 @@ impl DemoReport {
         out
     }
 
-    /// One line that says what the acts showed.
+    /// Returns one sentence that compares the failures of the acts.
     pub(super) fn verdict(&self) -> String {
         let failed = |acts: std::ops::Range<usize>| -> (usize, usize) {
             let acts = self.acts.iter().skip(acts.start).take(acts.len());

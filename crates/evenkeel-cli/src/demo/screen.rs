@@ -1,4 +1,4 @@
-//! What a person sees while the demo runs: a picture that is drawn in place, or a few lines where nobody watches.
+//! Live display of the demo on a terminal. Without a terminal the demo prints lines instead.
 
 use evenkeel::ConnectivityState;
 use evenkeel::admin::{AdminState, EndpointInfo};
@@ -9,19 +9,19 @@ use super::report::percent;
 use crate::table::{TableCell, table};
 use crate::ui::{self, CliError, TerminalOutput, TextStyle};
 
-/// Draws in place.
+/// Display that redraws in place.
 pub(super) struct DemoScreen<'t> {
     terminal: &'t TerminalOutput,
-    /// How many lines the last picture has.
+    /// Number of lines of the previous frame.
     lines: usize,
 }
 
-/// Where the story is.
+/// Progress of the demo, as one frame shows it.
 pub(super) struct ScreenFrame<'m> {
     pub(super) act: usize,
-    /// How much of the act is over, 0 to 1.
+    /// Elapsed fraction of the act, 0 to 1.
     pub(super) progress: f64,
-    /// What happened last.
+    /// Log line of the latest event.
     pub(super) last: &'m str,
     pub(super) page: Option<&'m str>,
 }
@@ -31,7 +31,7 @@ impl DemoScreen<'_> {
         DemoScreen { terminal, lines: 0 }
     }
 
-    /// Draws the picture over the last one.
+    /// Draws a frame over the previous one.
     pub(super) fn draw(
         &mut self,
         frame: &ScreenFrame<'_>,
@@ -49,7 +49,7 @@ impl DemoScreen<'_> {
         self.terminal.print_raw(text)
     }
 
-    /// Takes the picture away.
+    /// Erases the previous frame.
     pub(super) fn clear(&mut self) -> Result<(), CliError> {
         let text = format!("{}\x1b[J", self.back());
         self.lines = 0;
@@ -61,7 +61,8 @@ impl DemoScreen<'_> {
     }
 }
 
-/// How long bars are. With them a row fits a terminal of 80 columns, and lines that do not wrap are what drawing in place counts on.
+/// Length of a bar in characters. Rows must fit 80 columns: a wrapped line would break the cursor arithmetic
+/// of redrawing in place.
 const BAR: usize = 5;
 
 fn render(
@@ -126,7 +127,7 @@ fn row(name: &str, capacity: u32, endpoint: Option<&EndpointInfo>) -> Vec<TableC
     let share = |share: Option<f64>| {
         TableCell::right(share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", share * 100.0)))
     };
-    // What a backend said last is old news once it is gone.
+    // The last report is stale once the endpoint is not READY.
     let busy = endpoint.utilization.filter(|_| endpoint.state == ConnectivityState::Ready);
     let is_full = busy.is_some_and(|busy| busy >= 0.95);
     let busy_style = if is_full { TextStyle::Bad } else { TextStyle::Good };
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
     use crate::ui::ColorMode;
 
-    /// At its widest it fits a terminal of 80 columns and 24 rows.
+    /// The widest frame fits a terminal of 80 columns and 24 rows.
     #[test]
     fn the_picture_fits_a_small_terminal() {
         let traffic = json!({ "started": 1, "succeeded": 1, "failed": 1, "in_flight": 1, "rate": 600.4, "failures": 120.4,

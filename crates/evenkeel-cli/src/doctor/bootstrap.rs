@@ -1,4 +1,4 @@
-//! The first step: which bootstrap there is, and whether it can be used.
+//! First step of an xDS target: finds the bootstrap and checks that it is usable.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use evenkeel_xds::bootstrap::{BOOTSTRAP_CONFIG_ENV, BOOTSTRAP_FILE_ENV, ChannelC
 use super::report::Diagnosis;
 use crate::ui::{self, CliExit};
 
-/// The bootstrap, and where it came from.
+/// Returns the bootstrap and a description of its source.
 pub(super) fn read(file: Option<&str>) -> Result<(Bootstrap, String), Diagnosis> {
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let (text, origin) = match (file, variable(BOOTSTRAP_FILE_ENV), variable(BOOTSTRAP_CONFIG_ENV)) {
@@ -95,7 +95,7 @@ fn invalid(error: &str, origin: &str) -> Diagnosis {
     bootstrap_diagnosis(found).expected(expected).likely(likely).next(next)
 }
 
-/// How a control plane is talked to; `None` in the clear.
+/// Returns the credentials for a control plane; `None` for plaintext.
 pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, Diagnosis> {
     let files = match &server.credentials {
         ChannelCredentials::Insecure => return Ok(None),

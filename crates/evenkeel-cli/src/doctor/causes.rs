@@ -1,6 +1,6 @@
-//! What is found, and what that most likely means: the words of the walk.
+//! Diagnoses: maps a finding to its likely cause and the next action.
 //!
-//! Nothing here looks at anything; each function takes what was seen and says whose turn it is.
+//! The functions perform no I/O. Each takes an observation and names the component to fix.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use super::report::Diagnosis;
 use crate::ui::{self, CliExit};
 
 pub(super) fn unresolved(host: &str, error: &str, role: PeerRole) -> Diagnosis {
-    // Troubles may have several lines, so text of others is escaped before it becomes part of one.
+    // A diagnosis may have several lines, so text from outside is escaped before it becomes part of one.
     let (host, error) = (ui::safe(host), ui::safe(error));
     let next = match role {
         PeerRole::ControlPlane => format!("getent hosts {host}; correct server_uri in the bootstrap"),
@@ -65,7 +65,7 @@ pub(super) fn no_socket(path: &Path, error: &io::Error, role: PeerRole) -> Diagn
         .next(format!("ls -l {path}"))
 }
 
-/// The channel's handshake failed. `protocol` is what a second look in the clear found.
+/// Diagnoses a failed handshake of the channel. `protocol` is the result of a plaintext probe.
 pub(super) fn no_http2(
     step: &'static str,
     is_tls: bool,
@@ -81,7 +81,7 @@ pub(super) fn no_http2(
         .next(next)
 }
 
-/// What the channel said, and what the second look adds to it.
+/// Returns the channel's error, with the reply to the plaintext probe appended.
 fn with_plaintext_reply(found: &str, protocol: &PeerProtocol) -> String {
     match protocol {
         PeerProtocol::Http1(line) => format!("{found}\nin the clear it answers {line:?}"),
@@ -196,8 +196,8 @@ fn in_the_clear(protocol: &PeerProtocol, role: PeerRole) -> (String, String, Str
     (expected, likely, next)
 }
 
-/// Completes a failure to get a listener from a control plane that has listeners for Envoy. `is_grpc_node`: the node's
-/// metadata asks for those of gRPC.
+/// Completes the diagnosis of a missing listener when the control plane serves only Envoy listeners.
+/// `is_grpc_node` is true if the node's metadata requests listeners for gRPC.
 pub(super) fn envoy_listeners(diagnosis: Diagnosis, is_grpc_node: bool) -> Diagnosis {
     let diagnosis = diagnosis.expected("a listener with an api_listener, as gRPC clients take it");
     if is_grpc_node {
@@ -210,7 +210,7 @@ pub(super) fn envoy_listeners(diagnosis: Diagnosis, is_grpc_node: bool) -> Diagn
         .next("for Istio add \"metadata\": {\"GENERATOR\": \"grpc\"} to node in the bootstrap; its agent does so for pods with the template grpc-agent")
 }
 
-/// The control plane cannot be asked. `found` has the code that the stream ended with, in its text.
+/// Diagnoses an ADS stream that cannot be opened. `found` contains the status code as text.
 pub(super) fn no_stream(found: &str) -> Diagnosis {
     let has = |word: &str| found.contains(word);
     let (likely, next) = if has("Unimplemented") && (has("HTTP status") || has("content type")) {

@@ -1,4 +1,5 @@
-//! The certificates of the bootstrap's providers: files that exist, can be read and parsed, belong together and are valid.
+//! Checks the files of the bootstrap's certificate providers: readable, well-formed, matching and currently
+//! valid.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,9 +10,9 @@ use evenkeel_xds::bootstrap::{CertificateFiles, CertificateProvider};
 /// Result of a check of all providers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct CertificateReport {
-    /// One text for each provider whose files can be used.
+    /// Descriptions of the providers with usable files.
     pub(super) usable: Vec<String>,
-    /// One text for each thing that is wrong.
+    /// Descriptions of all problems.
     pub(super) problems: Vec<String>,
 }
 
@@ -33,11 +34,11 @@ pub(super) fn check(providers: &BTreeMap<String, CertificateProvider>, now: Syst
     report
 }
 
-/// Returns a description of the files, or all that is wrong with them.
+/// Returns a description of the files, or all problems with them.
 fn files_of(files: &CertificateFiles, now: SystemTime) -> Result<String, Vec<String>> {
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     if let Some(file) = &files.ca_certificate_file {
-        // As a channel reads it; the error names the file.
+        // The channel's own loader; its error names the file.
         match Credentials::tls().ca_file(file).build() {
             Ok(_) => match validity_of(file) {
                 Ok(all) if all.iter().all(|period| !period.contains(now)) && !all.is_empty() => {
@@ -51,11 +52,11 @@ fn files_of(files: &CertificateFiles, now: SystemTime) -> Result<String, Vec<Str
     }
     if let Some(pair) = &files.identity {
         let file = &pair.certificate_file;
-        // Credentials need roots, and this provider may have none: the certificate takes their place.
+        // Credentials need roots, and this provider may have none. The certificate file serves as roots here.
         let tls = Credentials::tls().ca_file(file).identity_files(file, &pair.private_key_file);
         match tls.build() {
             Ok(_) => match validity_of(file) {
-                // The first is our own; the others lead to its root.
+                // The first certificate is the leaf. The others are intermediates.
                 Ok(chain) if chain.first().is_some_and(|period| !period.contains(now)) => {
                     problems.push(format!("the certificate in {file} {}", described(&chain[..1], now)));
                 }
@@ -71,7 +72,7 @@ fn files_of(files: &CertificateFiles, now: SystemTime) -> Result<String, Vec<Str
     if problems.is_empty() { Ok(found.join(", ")) } else { Err(problems) }
 }
 
-/// Period in which a certificate is valid, in seconds since 1970.
+/// Validity period of a certificate, in seconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ValidPeriod {
     from: i64,
@@ -114,7 +115,7 @@ fn seconds(time: SystemTime) -> i64 {
     since.as_secs().try_into().unwrap_or(i64::MAX)
 }
 
-/// The periods of all certificates in a file.
+/// Returns the validity periods of all certificates in a file.
 fn validity_of(file: &str) -> Result<Vec<ValidPeriod>, String> {
     let text = std::fs::read(file).map_err(|error| format!("{file}: {error}"))?;
     let text = String::from_utf8_lossy(&text);
@@ -122,14 +123,14 @@ fn validity_of(file: &str) -> Result<Vec<ValidPeriod>, String> {
     periods.ok_or_else(|| format!("{file}: a certificate in it cannot be read"))
 }
 
-/// The certificates of a PEM text, in DER (RFC 7468).
+/// Returns the certificates of a PEM text as DER (RFC 7468).
 fn certificates(pem: &str) -> Vec<Vec<u8>> {
     let blocks = pem.split("-----BEGIN CERTIFICATE-----").skip(1);
     let bodies = blocks.filter_map(|block| block.split("-----END CERTIFICATE-----").next());
     bodies.map(from_base64).collect()
 }
 
-/// Decodes base64, and skips what is none of it.
+/// Decodes base64 and skips all other characters.
 fn from_base64(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let (mut bits, mut held) = (0_u32, 0_u32);
@@ -153,15 +154,15 @@ fn from_base64(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// The period of a certificate in DER (RFC 5280, 4.1).
+/// Returns the validity period of a DER certificate (RFC 5280, section 4.1).
 fn valid_period(der: &[u8]) -> Option<ValidPeriod> {
     let (_, certificate, _) = element(der)?;
     let (_, mut rest, _) = element(certificate)?;
-    // The version, which has a default.
+    // The version is optional (default v1).
     if let Some((0xa0, _, after)) = element(rest) {
         rest = after;
     }
-    // The serial number, the algorithm and the issuer stand before it.
+    // Skip serialNumber, signature and issuer, which precede validity.
     for _ in 0..3 {
         rest = element(rest)?.2;
     }
@@ -172,7 +173,7 @@ fn valid_period(der: &[u8]) -> Option<ValidPeriod> {
     Some(ValidPeriod { from, to: time_of(kind, to)? })
 }
 
-/// The first element of DER: its tag, its contents and the rest.
+/// Splits off the first DER element. Returns its tag, its contents and the remaining bytes.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[tag, first], rest) = der.split_first_chunk::<2>()?;
     let (length, rest) = if first < 0x80 {
@@ -187,7 +188,7 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((tag, contents, rest))
 }
 
-/// `UTCTime` or `GeneralizedTime` in seconds since 1970.
+/// Parses a `UTCTime` or `GeneralizedTime` into seconds since the Unix epoch.
 fn time_of(kind: u8, text: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?.strip_suffix('Z')?;
     let (year, rest) = match kind {
@@ -207,7 +208,7 @@ fn time_of(kind: u8, text: &[u8]) -> Option<i64> {
     }
     let part = |at: usize| rest.get(at..at + 2)?.parse::<i64>().ok();
     let (month, day) = (part(0)?, part(2)?);
-    // Days since 1970 in the Gregorian calendar, with years that begin in March.
+    // Days since the Unix epoch in the Gregorian calendar, with years that start in March.
     let year = if month <= 2 { year - 1 } else { year };
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     let days = year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + day_of_year;
@@ -235,7 +236,7 @@ mod tests {
         let expired = Ca::new("ours").issue_expired(&["a"]);
         let [der] = &certificates(&expired.pem)[..] else { panic!("one certificate") };
         assert_eq!(valid_period(der), Some(ValidPeriod { from: 1_577_836_800, to: 1_580_515_200 }));
-        // No start of it is one, and none makes it panic.
+        // Truncated input never panics.
         for length in 0..der.len() {
             let _ = valid_period(&der[..length]);
         }

@@ -1,6 +1,6 @@
-//! Which listeners a control plane has: asked when the wanted one is not among them, to show what it may be called instead.
+//! Wildcard LDS request to a control plane, to suggest names similar to a missing listener.
 //!
-//! Many control planes answer a request for all listeners, and many do not. What they say is a help, and its absence no news.
+//! Many control planes do not support wildcard requests, so a missing or empty response is not a failure.
 
 use std::time::Duration;
 
@@ -18,22 +18,22 @@ use tonic_prost::ProstCodec;
 
 use super::bootstrap;
 
-/// How long it has to answer.
+/// Maximum wait for the response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many names are shown.
+/// Maximum number of names in a suggestion.
 const MAX_NAMES: usize = 5;
 
-/// Listeners that a control plane has.
+/// Listeners that a control plane serves.
 #[derive(Debug, Default)]
 pub(super) struct ServedListeners {
-    /// Names like the wanted one first.
+    /// Listener names, most similar to the requested one first.
     pub(super) names: Vec<String>,
-    /// All of them are for Envoy: they have no `api_listener`.
+    /// True if no listener has an `api_listener`: all are meant for Envoy.
     pub(super) are_envoys: bool,
 }
 
-/// Asks the control plane for all its listeners. There are none if it does not say.
+/// Requests all listeners of the control plane. Returns an empty result if there is no response.
 pub(super) async fn nearest_listeners(wanted: &str, server: &ServerConfig, node: &Node) -> ServedListeners {
     let Ok(Some(listeners)) = timeout(RESPONSE_TIMEOUT, fetch_listeners(server, node)).await else {
         return ServedListeners::default();
@@ -54,7 +54,7 @@ async fn fetch_listeners(server: &ServerConfig, node: &Node) -> Option<Vec<Liste
         type_url: Listener::type_url(),
         ..DiscoveryRequest::default()
     };
-    // The stream stays open, as a control plane expects it to.
+    // Keep the request stream open: an ADS server may end the RPC when the client half-closes.
     let requests = tokio_stream::once(request).chain(tokio_stream::pending());
     let path = PathAndQuery::from_static(
         "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
@@ -66,7 +66,7 @@ async fn fetch_listeners(server: &ServerConfig, node: &Node) -> Option<Vec<Liste
     Some(first.resources.iter().filter_map(|any| Listener::decode(&*any.value).ok()).collect())
 }
 
-/// How far two names are apart: none of one is left if it is part of the other, else by their common beginning.
+/// Distance of two names for sorting: 0 if one contains the other, else smaller for a longer common prefix.
 fn distance(wanted: &str, name: &str) -> usize {
     if name.contains(wanted) || wanted.contains(name) {
         return 0;

@@ -1,21 +1,21 @@
-//! Where something is: what a target or the URI of a control plane says, as far as the raw steps need it.
+//! Parses a target or a control plane's URI into the addresses that the DNS and TCP checks need.
 //!
-//! It reads what channels have read before and found valid, so it says nothing about mistakes.
+//! The channel has validated the text before, so this parser reports no errors.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-/// gRPC's port where none is given.
+/// gRPC's default port.
 const DEFAULT_PORT: u16 = 443;
 
-/// Where something is.
+/// Address of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TargetAddress {
-    /// A name to resolve.
+    /// Host name to resolve by DNS.
     Name { host: String, port: u16 },
-    /// Addresses.
+    /// Literal IP addresses.
     Addresses(Vec<SocketAddr>),
-    /// A unix socket.
+    /// Unix domain socket.
     Socket(PathBuf),
 }
 

@@ -1,7 +1,7 @@
-//! From a name to HTTP/2: DNS, TCP, TLS.
+//! Checks from a name to HTTP/2: DNS, TCP, TLS.
 //!
-//! DNS and TCP are done here, where errors still have their kinds. The rest is done by a channel as applications have it; if
-//! it fails, a closer look tells what speaks on the other side.
+//! DNS and TCP run here, where errors keep their kinds. TLS and HTTP/2 run in a real channel. If that fails,
+//! a plaintext probe identifies the peer's protocol.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,13 +21,13 @@ use super::place::TargetAddress;
 use super::report::{Diagnosis, DoctorReport};
 use crate::ui::CliExit;
 
-/// How long a peer is given to say its first bytes.
+/// Maximum wait for the peer's first bytes.
 const FIRST_BYTES: Duration = Duration::from_secs(2);
 
-/// HTTP/2's first words, and SETTINGS without any.
+/// HTTP/2 client connection preface with an empty SETTINGS frame (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Who is to be reached.
+/// Role of the peer under check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerRole {
     ControlPlane,
@@ -50,7 +50,8 @@ impl PeerRole {
     }
 }
 
-/// DNS, TCP, and TLS or HTTP/2 to a place. `target` is what a channel calls it.
+/// Checks DNS, TCP, and TLS or HTTP/2 to an address, and stops the report on failure. `target` is the
+/// channel's target.
 pub(super) async fn run_checks(
     target: &str,
     address: &TargetAddress,
@@ -65,7 +66,7 @@ pub(super) async fn run_checks(
     Ok(())
 }
 
-/// As [`run_checks`], for who knows another place to go to if this one cannot be reached.
+/// Like [`run_checks`], but returns the diagnosis, so that the caller can try another peer.
 pub(super) async fn connection_checks(
     target: &str,
     address: &TargetAddress,
@@ -167,7 +168,7 @@ async fn unix_connect(_: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "there are no unix sockets here"))
 }
 
-/// TLS and HTTP/2, as a channel does them.
+/// Checks TLS and HTTP/2 with a real channel.
 async fn check_http2(
     target: &str,
     addresses: &[SocketAddr],
@@ -204,7 +205,7 @@ async fn check_http2(
     Ok(Err(causes::no_http2(step, is_tls, &found, &protocol, role)))
 }
 
-/// Waits until a channel is connected or has failed to be.
+/// Waits until a channel is READY or in TRANSIENT_FAILURE. Returns `None` on timeout.
 pub(super) async fn wait_settled(channel: &Channel, wait: Duration) -> Option<ConnectivityState> {
     let mut states = channel.watch_connectivity();
     channel.connect();
@@ -215,7 +216,7 @@ pub(super) async fn wait_settled(channel: &Channel, wait: Duration) -> Option<Co
     settled.ok()?.ok().map(|state| *state)
 }
 
-/// What calls of a channel that cannot connect are told.
+/// Returns the status message of a call on a channel that cannot connect.
 pub(super) async fn failure_of(channel: &Channel) -> Option<String> {
     let mut client = Grpc::new(channel.clone());
     let path = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
@@ -226,23 +227,23 @@ pub(super) async fn failure_of(channel: &Channel) -> Option<String> {
     }
 }
 
-/// What is spoken on the other side.
+/// Protocol of a peer, as its reply to the HTTP/2 preface shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PeerProtocol {
     Http2,
-    /// With its first line.
+    /// HTTP/1.x, with the status line.
     Http1(String),
     Tls,
     Other(String),
-    /// It closes without a word.
+    /// The peer closed the connection without a reply.
     Closed,
-    /// It takes connections and says nothing.
+    /// The peer accepted the connection and sent nothing.
     Silent,
-    /// It does not take connections.
+    /// The TCP connection failed.
     Unreachable(io::ErrorKind),
 }
 
-/// Says HTTP/2's first words in the clear, and listens to the answer.
+/// Sends the HTTP/2 preface in plaintext and classifies the reply.
 pub(super) async fn probe_protocol(address: SocketAddr) -> PeerProtocol {
     let mut stream = match tcp(address, FIRST_BYTES).await {
         Ok(stream) => stream,
@@ -262,9 +263,9 @@ pub(super) async fn probe_protocol(address: SocketAddr) -> PeerProtocol {
 
 fn detect_protocol(bytes: &[u8]) -> PeerProtocol {
     match bytes {
-        // SETTINGS, on the connection itself.
+        // SETTINGS frame on stream 0.
         [_, _, _, 4, _, 0, 0, 0, 0, ..] => PeerProtocol::Http2,
-        // An alert of TLS.
+        // TLS alert record.
         [0x15, 3, ..] => PeerProtocol::Tls,
         _ if bytes.starts_with(b"HTTP/1") => {
             let line = bytes.split(|byte| *byte == b'\r' || *byte == b'\n').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The steps of a walk, told as they are taken, or all at once as JSON.
+//! Results of the steps, printed as they complete, or all at once as JSON.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::EarlyExit;
 use crate::ui::{self, CliError, CliExit, TerminalOutput, TextStyle};
 
-/// What is wrong: at which step, and in four lines what somebody needs to put it right.
+/// Failure of a step: the expectation, the finding, the likely cause and the next action.
 #[derive(Clone, Debug)]
 pub(super) struct Diagnosis {
     step: &'static str,
@@ -41,13 +41,13 @@ impl Diagnosis {
     }
 }
 
-/// What was found so far.
+/// Report of the steps so far.
 pub(super) struct DoctorReport<'a> {
     target: String,
     as_json: bool,
     pub(super) terminal: &'a TerminalOutput,
     steps: Vec<Value>,
-    /// When the step began that is under way.
+    /// Start of the current step.
     began: Instant,
 }
 
@@ -62,21 +62,21 @@ impl<'a> DoctorReport<'a> {
         }
     }
 
-    /// A step went well.
+    /// Records a passed step.
     pub(super) fn passed(&mut self, step: &'static str, found: &str) -> Result<(), CliError> {
         let ms = self.step_ended();
         self.steps.push(json!({ "step": step, "ok": true, "ms": ms, "found": found }));
         self.line(TextStyle::Good, "✓", step, "ok", Some(ms), found)
     }
 
-    /// There is nothing to do at a step.
+    /// Records a step that does not apply.
     pub(super) fn skipped(&mut self, step: &'static str, why: &str) -> Result<(), CliError> {
         self.step_ended();
         self.steps.push(json!({ "step": step, "ok": true, "skipped": true, "found": why }));
         self.line(TextStyle::Faint, "-", step, "skipped", None, why)
     }
 
-    /// Something that works, but not as well as it could.
+    /// Records a warning: the feature works, but its config should change.
     pub(super) fn warn(&mut self, warning: &str) -> Result<(), CliError> {
         self.steps.push(json!({ "warning": warning }));
         if self.as_json {
@@ -86,13 +86,13 @@ impl<'a> DoctorReport<'a> {
         self.terminal.print(format!("{mark} {}\n", ui::safe(warning)))
     }
 
-    /// A step failed, and the walk ends there.
+    /// Records a failed step that ends the checks.
     pub(super) fn stop(&mut self, diagnosis: &Diagnosis) -> Result<EarlyExit, CliError> {
         self.failed(diagnosis)?;
         Ok(EarlyExit::At(diagnosis.exit))
     }
 
-    /// A step failed; the walk goes on another way.
+    /// Records a failed step; the checks continue with another peer.
     pub(super) fn failed(&mut self, diagnosis: &Diagnosis) -> Result<(), CliError> {
         let ms = self.step_ended();
         let mut step = json!({ "step": diagnosis.step, "ok": false, "ms": ms });
@@ -114,7 +114,7 @@ impl<'a> DoctorReport<'a> {
         Ok(())
     }
 
-    /// The end of the walk.
+    /// Ends the report. Prints the JSON if requested.
     pub(super) fn end(self, outcome: Result<(), EarlyExit>) -> Result<CliExit, CliError> {
         let exit = match outcome {
             Ok(()) => CliExit::Success,
@@ -131,7 +131,7 @@ impl<'a> DoctorReport<'a> {
         Ok(exit)
     }
 
-    /// How long the step took, in milliseconds; the next one begins.
+    /// Returns the duration of the step in milliseconds, and starts the next one.
     fn step_ended(&mut self) -> u64 {
         let now = Instant::now();
         let took = now.duration_since(std::mem::replace(&mut self.began, now));
@@ -158,5 +158,5 @@ impl<'a> DoctorReport<'a> {
     }
 }
 
-/// Where the texts of a trouble begin.
+/// Indentation of a diagnosis.
 const INDENT: &str = "              ";

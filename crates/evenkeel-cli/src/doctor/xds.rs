@@ -1,7 +1,7 @@
-//! The way of an xDS target: control plane, resources, endpoints.
+//! Steps of an xDS target: control plane, resources, endpoints.
 //!
-//! From the ADS stream on it is one client and one channel as applications have them, and the client's own view of itself
-//! (CSDS) says how far it came.
+//! From the ADS stream on, the steps observe one real client and channel. The client's CSDS view shows their
+//! progress.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -27,13 +27,13 @@ use super::report::{Diagnosis, DoctorReport};
 use super::{DoctorArgs, EarlyExit, bootstrap, causes, endpoint_credentials, names};
 use crate::ui::{self, CliExit, TerminalOutput};
 
-/// How often the client is asked how far it is.
+/// Interval between two polls of the client's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A stream that lives for so long without an answer counts as open: servers may have nothing to say yet.
+/// Minimum age of a stream without a response that counts as open: a server may have nothing to send yet.
 const OPEN_AFTER: Duration = Duration::from_millis(500);
 
-/// How many endpoints are looked at closely when none can be used.
+/// Maximum number of endpoints probed when none is usable.
 const MAX_PROBES: usize = 5;
 
 pub(super) async fn run_checks(args: &DoctorArgs, report: &mut DoctorReport<'_>) -> Result<(), EarlyExit> {
@@ -51,7 +51,8 @@ pub(super) async fn run_checks(args: &DoctorArgs, report: &mut DoctorReport<'_>)
         Err(diagnosis) => return Err(report.stop(&diagnosis)?),
     };
     let secured = credentials.is_some();
-    // As the cluster says, which takes certificates of the bootstrap. Without any, a cluster cannot be secured.
+    // The cluster selects the security (A29) from the bootstrap's certificate providers. Without providers it
+    // cannot.
     let by_cluster = !bootstrap.certificate_providers.is_empty();
     let credentials = credentials.unwrap_or_else(Credentials::insecure);
     let credentials = if by_cluster { Credentials::xds(credentials) } else { credentials };
@@ -84,7 +85,8 @@ pub(super) async fn run_checks(args: &DoctorArgs, report: &mut DoctorReport<'_>)
     }
 }
 
-/// Checks the files of certificate providers. A problem ends nothing: clusters may not need them. Returns the problems.
+/// Checks the files of certificate providers and returns the problems. A problem is not fatal: clusters may
+/// not need the files.
 fn certificates(bootstrap: &Bootstrap, report: &mut DoctorReport<'_>) -> Result<Vec<String>, EarlyExit> {
     let CertificateReport { usable, problems } =
         certificates::check(&bootstrap.certificate_providers, SystemTime::now());
@@ -97,7 +99,7 @@ fn certificates(bootstrap: &Bootstrap, report: &mut DoctorReport<'_>) -> Result<
     Ok(problems)
 }
 
-/// The bootstrap, and what the target means with it.
+/// Reads the bootstrap and resolves the target against it.
 fn first_step(
     args: &DoctorArgs,
     report: &mut DoctorReport<'_>,
@@ -126,7 +128,7 @@ fn unusable(found: String) -> Diagnosis {
         .next("correct the target, or add the authority to authorities of the bootstrap")
 }
 
-/// Reaches the first control plane that can be reached (A71).
+/// Connects to the first reachable control plane of the fallback list (A71).
 async fn control_plane(
     servers: &[Arc<ServerConfig>],
     wait: Duration,
@@ -162,13 +164,13 @@ async fn control_plane(
             Err(diagnosis) => last = Some(diagnosis),
         }
     }
-    // A bootstrap has at least one control plane.
+    // Unreachable: a bootstrap has at least one control plane.
     let diagnosis =
         last.unwrap_or_else(|| unusable("there is no control plane for this authority".to_owned()));
     Err(report.stop(&diagnosis)?)
 }
 
-/// A client and a channel that are watched.
+/// Client and channel under observation.
 struct DoctorSession<'a> {
     terminal: &'a TerminalOutput,
     client: XdsClient,
@@ -176,7 +178,7 @@ struct DoctorSession<'a> {
     server: Arc<ServerConfig>,
     parser: ResourceParser,
     wait: Duration,
-    /// Endpoints of clusters without security of their own are talked to by TLS.
+    /// True if endpoints of clusters without their own security use TLS.
     secured: bool,
     /// Problems with the files of certificate providers.
     certificate_problems: Vec<String>,
@@ -184,7 +186,7 @@ struct DoctorSession<'a> {
 
 type StepResult<T> = Result<Result<T, Diagnosis>, EarlyExit>;
 
-/// Goes on with what a step found, or ends the walk at it.
+/// Unwraps the result of a step, or returns its diagnosis from the enclosing function.
 macro_rules! found {
     ($step:expr) => {
         match $step {
@@ -220,7 +222,7 @@ impl DoctorSession<'_> {
         self.connect(is_secured, report).await
     }
 
-    /// The ADS stream: open, and not ended by the control plane.
+    /// Waits until the ADS stream is open.
     async fn stream(&self, report: &mut DoctorReport<'_>) -> StepResult<()> {
         let began = Instant::now();
         let opened = async {
@@ -250,7 +252,7 @@ impl DoctorSession<'_> {
         Ok(Ok(()))
     }
 
-    /// Why there is no stream, if there was one that failed and there is no other.
+    /// Returns the diagnosis of a failed stream, unless a stream is connected.
     async fn stream_failure(&self) -> Option<Diagnosis> {
         let tally = self.client.server_stats();
         let is_connected = tally.iter().any(|tally| tally.connected);
@@ -262,7 +264,7 @@ impl DoctorSession<'_> {
         Some(causes::no_stream(&found.unwrap_or_else(|| "the stream ended".to_owned())))
     }
 
-    /// Waits for these resources, and for all others of their type that the client asks for.
+    /// Waits for these resources, and for all others of their type that the client subscribes to.
     async fn resources(
         &self,
         kind: ResourceType,
@@ -294,7 +296,7 @@ impl DoctorSession<'_> {
         self.terminal.progress().during(&what, waited).await
     }
 
-    /// Adds what else the control plane has, if it says.
+    /// Adds the names of other listeners that the control plane serves, if it lists them.
     async fn with_served_names(&self, mut diagnosis: Diagnosis, wanted: &str) -> Diagnosis {
         let node = &self.client.bootstrap().node;
         let is_refused = diagnosis.found.contains("only listeners of clients are supported");
@@ -342,7 +344,7 @@ impl DoctorSession<'_> {
         }
     }
 
-    /// A resource as the client reads it.
+    /// Parses a resource as the client does.
     fn parsed(&self, kind: ResourceType, resource: &GenericXdsConfig) -> Option<Resource> {
         let any = resource.xds_config.as_ref()?;
         self.parser.parse(kind, any, &self.server).ok().map(|parsed| parsed.resource)
@@ -374,7 +376,7 @@ impl DoctorSession<'_> {
         Ok(Ok(()))
     }
 
-    /// Returns true if a cluster says how its connections are secured (A29).
+    /// Returns true if the cluster configures transport security (A29).
     fn is_secured(&self, cluster: &GenericXdsConfig) -> bool {
         let parsed = self.parsed(ResourceType::Cluster, cluster);
         matches!(parsed, Some(Resource::Cluster(cluster)) if cluster.security.is_some())
@@ -406,7 +408,7 @@ impl DoctorSession<'_> {
         }
     }
 
-    /// No endpoint can be used: looks at some of them.
+    /// Diagnoses a channel without a usable endpoint: probes some of the endpoints.
     async fn unconnected(&self, rows: &[EndpointStatus], is_secured: bool) -> Diagnosis {
         let mut found = reach::failure_of(&self.channel)
             .await
@@ -432,7 +434,7 @@ impl DoctorSession<'_> {
         diagnosis.likely(likely).next(next)
     }
 
-    /// A resource that was answered, and cannot be used.
+    /// Diagnoses a resource that was received and cannot be used.
     fn rejection(&self, kind: ResourceType, resource: &GenericXdsConfig) -> Diagnosis {
         let name = &resource.name;
         let details = resource.error_state.as_ref().map(|error| error.details.clone()).unwrap_or_default();
@@ -472,7 +474,7 @@ impl DoctorSession<'_> {
     }
 }
 
-/// Returns true if the metadata of a node asks Istio for listeners of gRPC.
+/// Returns true if the node's metadata requests gRPC listeners from Istio.
 fn is_grpc_node(node: &Node) -> bool {
     let generator = node.metadata.as_ref().and_then(|metadata| metadata.fields.get("GENERATOR"));
     matches!(generator.and_then(|value| value.kind.as_ref()), Some(ValueKind::StringValue(kind)) if kind == "grpc")
@@ -560,7 +562,7 @@ fn no_endpoints(name: &str, health: &[HealthStatus]) -> Diagnosis {
         .next("look at the instances, and at what the control plane checks")
 }
 
-/// An endpoint of the tree.
+/// State of an endpoint in the policy tree.
 struct EndpointStatus {
     address: String,
     state: ConnectivityState,
@@ -591,7 +593,7 @@ fn protocol_text(protocol: &PeerProtocol) -> String {
     }
 }
 
-/// What a closer look at endpoints means.
+/// Returns the likely cause and the next action for the probed protocols.
 fn diagnosis(protocol: &[PeerProtocol], secured: bool) -> (&'static str, &'static str) {
     let all = |wanted: fn(&PeerProtocol) -> bool| !protocol.is_empty() && protocol.iter().all(wanted);
     let some = |wanted: fn(&PeerProtocol) -> bool| protocol.iter().any(wanted);

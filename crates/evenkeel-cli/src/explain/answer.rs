@@ -1,4 +1,4 @@
-//! What becomes of a call, as data: what `--json` prints and the text is made from.
+//! Routing and balancing of a call as data: the `--json` output and the source of the text.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -26,22 +26,22 @@ use super::known::LocalResources;
 use super::tree::{self, EndpointShare, PolicyNode};
 use super::walk::ClientSimulation;
 
-/// Why a route misses a call whose path is another.
+/// Reason for a route that does not match because of its path.
 pub(crate) const OTHER_PATH: &str = "the path";
 
-/// The call that is asked about.
+/// Call to explain.
 #[derive(Debug)]
 pub(crate) struct ExplainRequest {
     pub(crate) target: String,
-    /// The listener that the target means.
+    /// Name of the listener resource for the target.
     pub(crate) listener: String,
-    /// The authority of the calls.
+    /// Authority of the call.
     pub(crate) authority: String,
     pub(crate) path: String,
     pub(crate) headers: CallHeaders,
 }
 
-/// The headers of the call, names in lower case.
+/// Headers of the call, with lower-case names.
 #[derive(Debug, Default)]
 pub(crate) struct CallHeaders(pub(crate) Vec<(String, String)>);
 
@@ -53,62 +53,62 @@ impl RequestMetadata for CallHeaders {
     }
 }
 
-/// What becomes of the call.
+/// Explanation of the call.
 #[derive(Debug, Serialize)]
 pub(crate) struct Explanation {
     pub(crate) target: String,
     pub(crate) listener: String,
     pub(crate) path: String,
     pub(crate) virtual_host: Option<String>,
-    /// Why every call fails, if it does.
+    /// Reason why every call fails, if it does.
     pub(crate) failure: Option<String>,
-    /// The routes up to the one that takes what is left.
+    /// Routes up to the first that takes all remaining calls.
     pub(crate) routes: Vec<RouteExplanation>,
-    /// The share of calls that no route takes: they fail.
+    /// Fraction of calls that match no route; they fail.
     pub(crate) unrouted: f64,
-    /// The clusters that the call may go to.
+    /// Clusters that the call may be routed to.
     pub(crate) clusters: Vec<ClusterExplanation>,
 }
 
-/// A route, and what it does with the call.
+/// Route and its match result.
 #[derive(Debug, Serialize)]
 pub(crate) struct RouteExplanation {
     pub(crate) name: String,
     pub(crate) route: String,
-    /// Why it does not take the call.
+    /// Reason why the route does not match.
     pub(crate) misses: Option<String>,
-    /// The share of calls like this that it takes.
+    /// Fraction of such calls that the route takes.
     pub(crate) share: f64,
-    /// How it sends them on; `None` if it takes none, or is not for clients.
+    /// Forwarding of its calls; `None` if it takes none, or its action is unsupported by clients.
     pub(crate) forward: Option<ForwardExplanation>,
 }
 
-/// How calls go to clusters.
+/// Forwarding action of a route.
 #[derive(Debug, Serialize)]
 pub(crate) struct ForwardExplanation {
-    /// The clusters with their shares of the route's calls.
+    /// Clusters, each with its fraction of the route's calls.
     pub(crate) clusters: Vec<NamedShare>,
-    /// The longest a call may take, in seconds.
+    /// Maximum duration of a call, in seconds.
     pub(crate) timeout: Option<f64>,
     pub(crate) retry: Option<RetryExplanation>,
-    /// What the hash is made of.
+    /// Hash policies (A42), as text.
     pub(crate) hash_of: Vec<String>,
-    /// The hash of this call, in hexadecimal, where it is the same for every channel and call.
+    /// Request hash in hexadecimal, if it does not depend on the channel.
     pub(crate) hash: Option<String>,
-    /// Whether each channel has a hash of its own.
+    /// True if the hash differs per channel.
     pub(crate) hash_by_channel: bool,
-    /// The filters that run before the call is sent.
+    /// Names of the HTTP filters that run before the call is sent.
     pub(crate) filters: Vec<String>,
 }
 
-/// A part of calls, by its name.
+/// Named fraction of the calls.
 #[derive(Debug, Serialize)]
 pub(crate) struct NamedShare {
     pub(crate) name: String,
     pub(crate) share: f64,
 }
 
-/// When a call is tried again; times in seconds.
+/// Retry policy; durations in seconds.
 #[derive(Debug, Serialize)]
 pub(crate) struct RetryExplanation {
     pub(crate) max_attempts: u32,
@@ -117,52 +117,52 @@ pub(crate) struct RetryExplanation {
     pub(crate) longest_backoff: f64,
 }
 
-/// A cluster, and what it does with its calls.
+/// Cluster and its balancing of the call.
 #[derive(Debug, Serialize)]
 pub(crate) struct ClusterExplanation {
     pub(crate) name: String,
-    /// The share of calls like this that come to it.
+    /// Fraction of such calls routed to the cluster.
     pub(crate) share: f64,
-    /// Why calls to it fail, if they do.
+    /// Reason why calls to the cluster fail, if they do.
     pub(crate) failure: Option<String>,
-    /// The clusters that it is made of, with it alone where it has endpoints of its own.
+    /// Leaf clusters of an aggregate cluster (A37), or the cluster itself.
     pub(crate) leaves: Vec<LeafExplanation>,
-    /// The part of its calls that is dropped, where that is fixed.
+    /// Fraction of its calls that is dropped, if constant.
     pub(crate) dropped: Option<f64>,
-    /// Where this call goes, if its hash says so.
+    /// Address that the request hash selects for this call, if the policy hashes.
     pub(crate) this_call: Option<String>,
-    /// The endpoints of the tree, in its order.
+    /// Endpoints of the policy tree, in its order.
     pub(crate) endpoints: Vec<EndpointShare>,
     pub(crate) tree: Option<PolicyNode>,
 }
 
-/// A cluster with endpoints of its own.
+/// Cluster with endpoints.
 #[derive(Debug, Serialize)]
 pub(crate) struct LeafExplanation {
     pub(crate) name: String,
-    /// Where its endpoints come from; `None` if the cluster cannot be had.
+    /// Source of its endpoints; `None` if the cluster is unavailable.
     pub(crate) source: Option<String>,
     pub(crate) is_dns: bool,
-    /// Categories with the part of calls that each drops.
+    /// Drop categories, each with the fraction of calls that it drops.
     pub(crate) drops: Vec<NamedShare>,
     pub(crate) max_concurrent_requests: Option<u32>,
     pub(crate) has_outlier_detection: bool,
-    /// Whether clients report their load to the control plane.
+    /// True if clients send load reports (LRS).
     pub(crate) reports_load: bool,
-    /// Endpoints that the control plane lists and clients do not use, and why.
+    /// Endpoints in EDS that clients do not use, with the reasons.
     pub(crate) left_out: Vec<ExcludedEndpoint>,
-    /// The four configs, from what the control plane asks for down to the localities (A52).
+    /// The four configs from the control plane's policy down to the localities (A52).
     pub(crate) stages: Vec<ConfigStage>,
 }
 
-/// An endpoint that clients do not use.
+/// Endpoint that clients do not use.
 #[derive(Debug, Serialize)]
 pub(crate) struct ExcludedEndpoint {
     pub(crate) address: String,
     pub(crate) why: String,
 }
 
-/// One of the configs that come one from the other.
+/// One stage of the derived configs.
 #[derive(Debug, Serialize)]
 pub(crate) struct ConfigStage {
     pub(crate) name: &'static str,
@@ -247,14 +247,14 @@ impl Explanation {
                 }
             }
         }
-        // The largest first; a stable sort leaves equals in the order of the routes.
+        // Largest share first. The sort is stable: equal shares keep the order of the routes.
         shares.sort_by(|(_, one, _), (_, other, _)| other.total_cmp(one));
         for (name, share, hash) in shares {
             self.clusters.push(ClusterExplanation::new(&name, share, hash, question, walk, config, known));
         }
     }
 
-    /// Whether calls can fail by what is written in the mesh alone.
+    /// Returns true if some calls fail because of the config alone.
     pub(crate) fn is_failing(&self) -> bool {
         let of_clusters = self.clusters.iter().any(|cluster| cluster.failure.is_some());
         self.failure.is_some() || self.unrouted > 0.0 || of_clusters
@@ -269,7 +269,7 @@ impl ForwardExplanation {
             share: f64::from(cluster.weight) / sum,
         };
         let limit = forward.limit.effective(config.listener.max_stream_duration);
-        // Two channels that agree show that the hash is of the call alone.
+        // A hash that is equal for two channels depends on the call alone.
         let [one, other] = [1, 2].map(|channel_id| forward.hash(call, channel_id));
         let filters = config.listener.filters.iter();
         ForwardExplanation {
@@ -344,12 +344,12 @@ impl ClusterExplanation {
     }
 }
 
-/// What is left of all calls, without the noise of summing shares.
+/// Returns `1.0 - share` without the rounding errors of a sum of shares.
 fn rest(share: f64) -> f64 {
     ((1.0 - share) * 1e9).round().max(0.0) / 1e9
 }
 
-/// The header that ring_hash hashes by itself (A76), if it was told to.
+/// Returns the header that ring_hash hashes on its own (A76), if configured.
 fn hash_header(tree: &PolicyNode) -> Option<String> {
     let mut headers =
         tree.walk().into_iter().filter_map(|node| node.details.get("requestHashHeader")?.as_str());
@@ -360,7 +360,7 @@ fn is_by_hash(tree: &PolicyNode) -> bool {
     tree.walk().iter().any(|node| node.policy.as_deref() == Some("ring_hash_experimental"))
 }
 
-/// The leaves of a cluster: itself, or those that it is made of.
+/// Returns the leaves of a cluster: those of the aggregate, or the cluster itself.
 fn leaves(name: &str, clusters: &ClusterMap) -> impl Iterator<Item = Arc<str>> {
     let names = match clusters.cluster(name).map(|cluster| cluster.as_deref()) {
         Some(Ok(Cluster::Aggregate { leaves })) => leaves.clone(),
@@ -414,8 +414,8 @@ fn stages_of(leaf: &LeafCluster, set: &EndpointSet) -> Vec<ConfigStage> {
     all.into_iter().filter_map(|(name, config)| Some(ConfigStage { name, config: config? })).collect()
 }
 
-/// The endpoints that the control plane lists and clients pass over: those that are not healthy, and localities without a
-/// weight (A27).
+/// Returns the endpoints in EDS that clients skip: unhealthy ones, and those in localities without a weight
+/// (A27).
 fn left_out(leaf: &LeafCluster, known: &LocalResources) -> Vec<ExcludedEndpoint> {
     let EndpointSource::Eds { .. } = &leaf.source else { return Vec::new() };
     let raw = known.find(ResourceType::Endpoints, leaf.source.name()).map(|found| &found.raw.value[..]);
@@ -454,7 +454,7 @@ fn address(endpoint: &LbEndpoint) -> String {
     }
 }
 
-/// The headers as `--json` shows them.
+/// Returns the headers for `--json`.
 pub(crate) fn header_map(headers: &CallHeaders) -> BTreeMap<&str, String> {
     let names = headers.0.iter().map(|(name, _)| name.as_str());
     names.filter_map(|name| Some((name, headers.value(name)?.into_owned()))).collect()

@@ -1,5 +1,5 @@
-//! Resources as a client would know them once a control plane sent them all: read by the same parser, and looked up by
-//! the same walk.
+//! Local resource cache: state of a client that has received every resource. It uses the client's own parser
+//! and serves the client's own resolver.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use evenkeel_xds::bootstrap::ServerConfig;
 use evenkeel_xds::dependency_manager::ResourceView;
 use evenkeel_xds::resource::{ParsedResource, RejectedResource, ResourceParser, ResourceType};
 
-/// What a client makes of every resource.
+/// Parse results of all resources.
 #[derive(Debug, Default)]
 pub(crate) struct LocalResources {
     resources: BTreeMap<(ResourceType, String), LocalResource>,
 }
 
-/// A resource, as it was sent and as it was read.
+/// Resource as sent, and its parse result.
 #[derive(Debug)]
 pub(crate) struct LocalResource {
     pub(crate) raw: Any,
@@ -24,7 +24,7 @@ pub(crate) struct LocalResource {
 }
 
 impl LocalResources {
-    /// Reads resources, each with its type URL and name. Types that clients do not ask for are passed over.
+    /// Parses resources, each with its type URL and name. Types that clients do not subscribe to are skipped.
     pub(crate) fn parse<'a>(
         resources: impl IntoIterator<Item = (&'a str, &'a str, &'a Any)>,
     ) -> LocalResources {
@@ -35,7 +35,7 @@ impl LocalResources {
         )
     }
 
-    /// As [`LocalResources::parse`], by a client with this parser, from this control plane.
+    /// Like [`LocalResources::parse`], with a given parser and control plane.
     pub(crate) fn parse_as<'a>(
         resources: impl IntoIterator<Item = (&'a str, &'a str, &'a Any)>,
         parser: &ResourceParser,
@@ -50,7 +50,7 @@ impl LocalResources {
         known
     }
 
-    /// All of them, in the order in which they lead to each other.
+    /// Iterates over all resources, in dependency order of their types.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ResourceType, &str, &LocalResource)> {
         self.resources.iter().map(|((kind, name), read)| (*kind, name.as_str(), read))
     }
@@ -61,7 +61,7 @@ impl LocalResources {
 }
 
 impl ResourceView for LocalResources {
-    /// Nothing is on its way: what is not there does not exist.
+    /// All resources are present, so a missing one does not exist.
     fn resource_state(&self, kind: ResourceType, name: &str) -> ResourceState {
         let value = match self.find(kind, name).map(|found| &found.read) {
             None => Err(Status::unavailable(format!("{kind} {name:?} does not exist"))),

@@ -1,8 +1,8 @@
-//! `evenkeel explain`: what becomes of one call, by what a mesh says alone.
+//! `evenkeel explain`: routing and balancing of one call, computed from a mesh file alone.
 //!
-//! Nothing is connected and nobody is asked. What answers is what runs in a channel: the parser of resources, the walk from
-//! listener to endpoints, the routes, the policies, with every endpoint answering. What only shows at run time (load,
-//! failures, DNS) is said to be so.
+//! No connection is made. The components are those of a real channel: resource parser, xDS resolver, routes
+//! and policies. Every endpoint counts as connected. Results that depend on run time (load, failures, DNS)
+//! are marked as such.
 
 mod answer;
 pub(crate) mod known;
@@ -55,7 +55,7 @@ Examples:
 Exit codes: 0 the call gets to an endpoint, 1 it fails, or some such calls do,
 2 the mesh or the arguments cannot be used";
 
-// Every command has the same shape; this one has nothing to wait for.
+// All commands share one signature; this one awaits nothing.
 #[allow(clippy::unused_async)]
 pub(crate) async fn run(args: ExplainArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
     let mesh = Mesh::load(&args.mesh).map_err(|errors| CliError::usage(errors.to_string()))?;
@@ -72,7 +72,7 @@ pub(crate) async fn run(args: ExplainArgs, terminal: &TerminalOutput) -> Result<
     Ok(if answer.is_failing() { CliExit::Findings } else { CliExit::Success })
 }
 
-/// The call that the arguments mean.
+/// Builds the call to explain from the arguments.
 fn question(args: &ExplainArgs, mesh: &Mesh) -> Result<ExplainRequest, CliError> {
     let services: Vec<&str> = mesh.services().collect();
     let target = match (&args.target, services.as_slice()) {
@@ -98,14 +98,14 @@ fn question(args: &ExplainArgs, mesh: &Mesh) -> Result<ExplainRequest, CliError>
     Ok(ExplainRequest { target, listener, authority: named.authority, path: args.path.clone(), headers })
 }
 
-/// The bootstrap of a client whose only control plane serves the mesh.
+/// Bootstrap of a client whose only control plane serves the mesh.
 pub(crate) fn local_bootstrap() -> Bootstrap {
     let text =
         r#"{"xds_servers": [{"server_uri": "localhost:18000", "channel_creds": [{"type": "insecure"}]}]}"#;
     Bootstrap::from_json(text).expect("the text above is a bootstrap")
 }
 
-/// `name:value`, the name in lower case as HTTP/2 has it.
+/// Parses `name:value`. The name becomes lower case, as HTTP/2 requires.
 fn header(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once(':').ok_or("expected NAME:VALUE, found no colon")?;
     let name =

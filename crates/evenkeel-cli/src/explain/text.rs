@@ -1,4 +1,4 @@
-//! The answer for people: the short one first, then the routes, then each cluster as a tree with its shares.
+//! Explanation as text: a headline, then the routes, then each cluster as a tree with shares.
 
 use std::fmt::Write as _;
 
@@ -11,13 +11,13 @@ use super::answer::{
 };
 use super::tree::{EndpointShare, PolicyNode};
 
-/// How wide a bar of all calls is.
+/// Width of a 100 % bar, in characters.
 const BAR: f64 = 10.0;
 
-/// How wide lines of words are.
+/// Maximum width of prose lines, in characters.
 const WIDTH: usize = 79;
 
-/// The whole answer. `with_stages` adds the four configs of each cluster.
+/// Renders the explanation. `with_stages` adds the four configs of each cluster.
 pub(crate) fn text(answer: &Explanation, with_stages: bool, terminal: &TerminalOutput) -> String {
     let mut out = format!("{}\n", terminal.paint(TextStyle::Title, wrapped(&headline(answer), 0)));
     if answer.failure.is_some() {
@@ -37,7 +37,7 @@ pub(crate) fn text(answer: &Explanation, with_stages: bool, terminal: &TerminalO
     out
 }
 
-/// What becomes of the call, in one sentence.
+/// Summarizes the outcome of the call in one sentence.
 fn headline(answer: &Explanation) -> String {
     let calls = match answer.path.as_str() {
         "/" => format!("Calls to {}", answer.target),
@@ -63,7 +63,7 @@ fn headline(answer: &Explanation) -> String {
     }
 }
 
-/// What a cluster does with its calls, in a few words.
+/// Summarizes the balancing of a cluster in a few words.
 fn cluster_summary(cluster: &ClusterExplanation) -> String {
     if let Some(failure) = &cluster.failure {
         return format!("they fail, {failure}");
@@ -115,7 +115,7 @@ fn routes(answer: &Explanation, terminal: &TerminalOutput) -> String {
     out
 }
 
-/// A sign, a colour and a word for what a route does with the call.
+/// Returns a symbol, a style and a text for the outcome at a route.
 fn route_outcome(route: &RouteExplanation) -> (char, TextStyle, String) {
     match &route.misses {
         Some(why) => ('·', TextStyle::Faint, format!("does not match: {why}")),
@@ -127,7 +127,7 @@ fn route_outcome(route: &RouteExplanation) -> (char, TextStyle, String) {
     }
 }
 
-/// What holds for calls of a route.
+/// Returns the properties of a route's forwarding action.
 fn forward_details(forward: &ForwardExplanation) -> Vec<String> {
     let mut all = Vec::new();
     if forward.clusters.len() > 1 {
@@ -180,14 +180,15 @@ fn of_cluster(cluster: &ClusterExplanation, terminal: &TerminalOutput) -> String
     out
 }
 
-/// One row for each policy and endpoint. `first` stands before the row itself, `rest` before those below it.
+/// Adds one row per policy and endpoint. `first` is the prefix of the row itself, `rest` that of the rows
+/// below it.
 fn draw(node: &PolicyNode, first: &str, rest: &str, rows: &mut Vec<Vec<TableCell>>) {
     let policy = node.policy.as_deref().unwrap_or("stands by");
     let name = if node.name.is_empty() { policy.to_owned() } else { format!("{}  {policy}", node.name) };
     let name = TableCell::new(format!("{first}{name}"));
     rows.push(match node.policy {
         None => vec![name.style(TextStyle::Faint)],
-        // An only child takes what its parent gets.
+        // An only child has the share of its parent.
         Some(_) if node.name.is_empty() => vec![name],
         Some(_) => vec![name, TableCell::default(), share(node.share)],
     });
@@ -208,7 +209,7 @@ fn endpoint(row: &EndpointShare, policy: Option<&str>, stem: &str) -> Vec<TableC
     if policy.is_none() {
         return vec![name.style(TextStyle::Faint)];
     }
-    // The ring's weights are shares of the ring already.
+    // Weights of the ring are already shares of the ring.
     let weight = row.weight.filter(|weight| *weight > 0.0 && policy != Some("ring_hash_experimental"));
     let weight =
         TableCell::right(weight.map(|weight| format!("weight {}", number(weight))).unwrap_or_default());
@@ -233,7 +234,7 @@ fn share(share: Option<f64>) -> TableCell {
     }
 }
 
-/// What the tree does not show by itself.
+/// Returns properties of a cluster that the tree does not show.
 fn notes(cluster: &ClusterExplanation) -> Vec<String> {
     let mut notes = Vec::new();
     let several = cluster.leaves.len() > 1;
@@ -287,7 +288,7 @@ fn leaf_notes(leaf: &LeafExplanation) -> Vec<String> {
     notes
 }
 
-/// What a policy decides while calls run.
+/// Returns a note on decisions that a policy makes at run time.
 fn policy_note(policy: &str, node: &PolicyNode) -> Option<String> {
     let detail = |name: &str| node.details.get(name).map(ToString::to_string).unwrap_or_default();
     Some(match policy {
@@ -324,7 +325,7 @@ fn stages(leaf: &LeafExplanation, terminal: &TerminalOutput) -> String {
     out
 }
 
-/// A share as people read it: `25 %`, `18.8 %`, `0.05 %`.
+/// Formats a share as a percentage: `25 %`, `18.8 %`, `0.05 %`.
 pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     let text =
@@ -333,7 +334,7 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{text} %")
 }
 
-/// A time as people read it: `250 ms`, `5 s`.
+/// Formats a duration: `250 ms`, `5 s`.
 fn seconds(seconds: f64) -> String {
     match seconds {
         short if short < 1.0 => format!("{} ms", number(short * 1000.0)),
@@ -341,13 +342,13 @@ fn seconds(seconds: f64) -> String {
     }
 }
 
-/// A number without digits that say nothing.
+/// Formats a number without trailing zeros.
 fn number(number: f64) -> String {
     let text = format!("{number:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The text with a break wherever the next word would go past the width; lines after the first are indented.
+/// Wraps text at [`WIDTH`]. Lines after the first are indented.
 fn wrapped(text: &str, indent: usize) -> String {
     let mut out = String::new();
     let mut column = indent;
@@ -369,6 +370,6 @@ fn wrapped(text: &str, indent: usize) -> String {
 }
 
 fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
-    // A `String` takes everything.
+    // Writing to a `String` cannot fail.
     let _ = writeln!(out, "{text}");
 }

@@ -1,21 +1,21 @@
-//! The policies of a cluster with the share of its calls that comes by each of them.
+//! Policy tree of a cluster, with the share of its calls at each policy.
 //!
-//! Shares multiply on the way down: a priority passes all of them to one child, a weighted target splits them, drops take
-//! some away. Where a policy decides by what happens at run time there is no share to tell, and `None` says so.
+//! Shares multiply downwards: priority passes all calls to one child, weighted_target splits them, drops
+//! reduce them. A policy that decides at run time has no constant share; it is `None`.
 
 use evenkeel_core::cluster::{Cluster, ClusterMap, LeafCluster};
 use evenkeel_core::{Description, Endpoint, EndpointRow};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// A policy, or a priority that stands by.
+/// Policy, or an inactive priority.
 #[derive(Debug, Serialize)]
 pub(crate) struct PolicyNode {
-    /// What its parent calls it; empty where it is the only one.
+    /// Name of the child in its parent; empty for an only child.
     pub(crate) name: String,
-    /// The policy; `None` for a priority that stands by, so that there is no policy yet.
+    /// Policy name; `None` for an inactive priority, whose policy does not exist yet.
     pub(crate) policy: Option<String>,
-    /// The share of the cluster's calls that come here, if that is fixed.
+    /// Share of the cluster's calls, if constant.
     pub(crate) share: Option<f64>,
     pub(crate) details: Map<String, Value>,
     pub(crate) endpoints: Vec<EndpointShare>,
@@ -23,20 +23,20 @@ pub(crate) struct PolicyNode {
     pub(crate) warnings: Vec<String>,
 }
 
-/// An endpoint.
+/// Endpoint and its share of the calls.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct EndpointShare {
     pub(crate) addresses: Vec<String>,
     pub(crate) locality: Option<String>,
     pub(crate) weight: Option<f64>,
-    /// The share of the cluster's calls, if that is fixed.
+    /// Share of the cluster's calls, if constant.
     pub(crate) share: Option<f64>,
-    /// Why it gets no calls, if it gets none.
+    /// Reason why the endpoint gets no calls, if it gets none.
     pub(crate) unused: Option<String>,
 }
 
 impl PolicyNode {
-    /// The tree of one cluster, to which all of its calls come.
+    /// Builds the tree of one cluster, whose root gets all of its calls.
     pub(crate) fn of(description: &Description, clusters: &ClusterMap) -> PolicyNode {
         PolicyNode::new(String::new(), description, Some(1.0), clusters)
     }
@@ -44,7 +44,7 @@ impl PolicyNode {
     fn new(name: String, description: &Description, share: Option<f64>, clusters: &ClusterMap) -> PolicyNode {
         let child = |(name, child): &(String, Description)| {
             let share = share.zip(part(description, name, clusters)).map(|(whole, part)| whole * part);
-            // A name tells siblings apart; of an only child it tells nothing.
+            // A name distinguishes siblings. That of an only child is omitted.
             let shown = if is_named(description) { locality(name) } else { String::new() };
             PolicyNode::new(shown, child, share, clusters)
         };
@@ -66,7 +66,7 @@ impl PolicyNode {
         }
     }
 
-    /// This one and all below it, each before what is below it.
+    /// Returns this node and its descendants in pre-order.
     pub(crate) fn walk(&self) -> Vec<&PolicyNode> {
         let mut all = vec![self];
         for child in &self.children {
@@ -75,7 +75,7 @@ impl PolicyNode {
         all
     }
 
-    /// The share of calls that get to an endpoint; `None` if it is not fixed for each.
+    /// Returns the share of calls that reach an endpoint; `None` if one of the shares is not constant.
     pub(crate) fn arriving(&self) -> Option<f64> {
         let nodes = self.walk();
         let rows = nodes.iter().flat_map(|node| &node.endpoints);
@@ -91,12 +91,12 @@ impl EndpointShare {
             locality: row.locality.as_deref().map(locality),
             weight: row.weight,
             share,
-            // One that is idle until its first call has its share all the same.
+            // An endpoint that is IDLE until its first call still has its share.
             unused: row.unused.clone().filter(|_| share.is_none_or(|share| share == 0.0)),
         }
     }
 
-    /// One that waits for others to fail.
+    /// Endpoint of an inactive priority.
     fn standing_by(endpoint: &Endpoint) -> EndpointShare {
         EndpointShare {
             addresses: endpoint.addresses().iter().map(ToString::to_string).collect(),
@@ -108,7 +108,7 @@ impl EndpointShare {
     }
 }
 
-/// What part of a policy's calls goes to the child of this name, if that is fixed.
+/// Returns the fraction of a policy's calls for the named child, if constant.
 fn part(parent: &Description, child: &str, clusters: &ClusterMap) -> Option<f64> {
     match parent.policy.as_str() {
         "priority_experimental" => {
@@ -127,13 +127,13 @@ fn part(parent: &Description, child: &str, clusters: &ClusterMap) -> Option<f64>
     }
 }
 
-/// The part of a cluster's calls that is not dropped.
+/// Returns the fraction of a cluster's calls that is not dropped.
 pub(crate) fn passing(leaf: &LeafCluster, clusters: &ClusterMap) -> f64 {
     let drops = clusters.endpoint_set(&leaf.source).map_or(&[][..], |set| &set.drops);
     drops.iter().map(|drop| 1.0 - f64::from(drop.requests_per_million) / 1e6).product()
 }
 
-/// The cluster of this name, if it has endpoints of its own.
+/// Returns the named cluster if it has endpoints.
 pub(crate) fn leaf<'a>(name: &str, clusters: &'a ClusterMap) -> Option<&'a LeafCluster> {
     match clusters.cluster(name)?.as_deref() {
         Ok(Cluster::Leaf(leaf)) => Some(leaf),
@@ -147,7 +147,7 @@ fn is_named(parent: &Description) -> bool {
     several.contains(&parent.policy.as_str()) || parent.children.len() > 1
 }
 
-/// The priorities that the priority policy has no child for: those behind the one that serves.
+/// Returns the priorities without a child in the priority policy: those below the chosen one.
 fn standing_by(resolver: &Description, priorities: &PolicyNode, clusters: &ClusterMap) -> Vec<PolicyNode> {
     let mut found = Vec::new();
     let mechanisms = resolver.details.get("mechanisms").and_then(Value::as_object);
@@ -178,7 +178,8 @@ fn standing_by(resolver: &Description, priorities: &PolicyNode, clusters: &Clust
     found
 }
 
-/// A locality as people write it: `eu/eu-1/a` for `{region="eu", zone="eu-1", sub_zone="a"}`. Other names stay as they are.
+/// Shortens a locality: `eu/eu-1/a` for `{region="eu", zone="eu-1", sub_zone="a"}`. Returns other names
+/// unchanged.
 pub(crate) fn locality(name: &str) -> String {
     let inner = name.strip_prefix("{region=\"").and_then(|rest| rest.strip_suffix("\"}"));
     let parts = inner.and_then(|inner| {

@@ -1,6 +1,6 @@
-//! A channel without sockets: it follows what is known and balances over endpoints that all answer at once.
+//! Channel without sockets: resolves local resources and balances over endpoints that all connect at once.
 //!
-//! Everything here is what a real channel runs, on a time that stands still.
+//! Resolver, core and picker are those of a real channel, at a fixed time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,30 +15,30 @@ use evenkeel_xds::routing::ConfigSelector;
 
 use super::known::LocalResources;
 
-/// How often things are tried that should come to rest at once: far more than any tree needs.
+/// Maximum number of rounds until the resolver and the core are stable: far more than any policy tree needs.
 const TRIES: u32 = 64;
 
-/// How many calls are tried until one is not dropped: of a share that one in a thousand passes, one does for certain.
+/// Maximum number of picks until one is not dropped. It suffices even if only one call in a thousand passes.
 const PICKS: u64 = 20_000;
 
-/// A channel that has come as far as it can.
+/// Channel in its stable state.
 pub(crate) struct ClientSimulation {
     follower: XdsResolver,
     core: Core,
     picker: Option<RootPicker>,
-    /// How calls are routed, or why they fail.
+    /// Routes of the calls, or the status they fail with.
     pub(crate) route: Result<Arc<ConfigSelector>, Status>,
-    /// The DNS names that it would look up.
+    /// DNS names that the channel would resolve.
     pub(crate) hosts: BTreeSet<Arc<str>>,
 }
 
 impl ClientSimulation {
-    /// Follows a listener for calls to an authority.
+    /// Resolves a listener for calls to an authority.
     pub(crate) fn new(known: &LocalResources, listener: &str, authority: &str) -> ClientSimulation {
         ClientSimulation::of_node(known, listener, authority, "explain")
     }
 
-    /// As [`ClientSimulation::new`], for a client with this node id, which failures name.
+    /// Like [`ClientSimulation::new`], with a node id, which status messages contain.
     pub(crate) fn of_node(
         known: &LocalResources,
         listener: &str,
@@ -63,14 +63,14 @@ impl ClientSimulation {
         walk
     }
 
-    /// Looks at what is known, and says whether that led on: to another config, or to a name.
+    /// Resolves the resources. Returns true if the result has a new config or a new DNS name.
     fn follow(&mut self, known: &LocalResources) -> bool {
         let dynamic: Vec<_> = self.core.subscribed_clusters().cloned().collect();
         let followed = self.follower.resolve(&dynamic, known);
         let mut is_news = followed.update.is_some();
         for host in followed.hosts {
             if self.hosts.insert(host.clone()) {
-                // The name stands for its addresses: one endpoint, however many they are (A37).
+                // The name replaces its addresses: LOGICAL_DNS has one endpoint for all of them (A37).
                 self.follower.handle_resolved(&host, Ok(vec![Address::Name(host.clone())]));
                 is_news = true;
             }
@@ -83,7 +83,7 @@ impl ClientSimulation {
         is_news
     }
 
-    /// Every connection that is asked for is there at once.
+    /// Reconciles until stable. Every requested connection becomes READY at once.
     fn run_to_stable(&mut self) {
         loop {
             let pass = self.core.reconcile(Instant::ORIGIN);
@@ -101,18 +101,18 @@ impl ClientSimulation {
         }
     }
 
-    /// The config in force, if the routes could be had.
+    /// Returns the resolved config, if the routes are known.
     pub(crate) fn config(&self) -> Option<&Arc<XdsConfig>> {
         self.follower.config()
     }
 
-    /// The tree of policies.
+    /// Returns the policy tree.
     pub(crate) fn tree(&self) -> Option<Description> {
         self.core.describe()
     }
 
-    /// Where a call with this hash goes, which is to this child of the tree's root; why such calls fail if all of them do.
-    /// `None` if they wait.
+    /// Picks for a call with this hash at a child of the tree's root. Returns the address, the status if
+    /// every call fails, or `None` if calls are queued.
     pub(crate) fn pick(
         &mut self,
         (path, headers): (&str, &dyn RequestMetadata),
@@ -142,7 +142,7 @@ impl ClientSimulation {
                     self.run_to_stable();
                 }
                 PickResult::Fail(status) => return Err(status),
-                // Chance may spare the next one.
+                // Drops are random, so the next pick may pass.
                 PickResult::Drop(status) => dropped = Some(status),
             }
         }

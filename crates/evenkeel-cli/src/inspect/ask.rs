@@ -1,6 +1,7 @@
-//! Asks a process what it knows: CSDS over HTTP/2, and `/api/state` over HTTP/1.1, at the same address and time.
+//! Queries a process: CSDS over HTTP/2 and `/api/state` over HTTP/1.1, concurrently at the same address.
 //!
-//! Peers may be anything. Every answer has a limit in size and in time, and what cannot be read is an error in words.
+//! The peer is untrusted. Each response is limited in size and time, and a malformed one is an error with a
+//! description.
 
 use std::error::Error;
 use std::fmt;
@@ -21,26 +22,26 @@ use tonic_prost::ProstCodec;
 
 use crate::ui::{self, CliError};
 
-/// How long a connection may take.
+/// Maximum time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long an answer may take.
+/// Maximum time for a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The largest answer: a client with thousands of resources has some megabytes.
+/// Maximum size of a response. A client with thousands of resources sends some megabytes.
 const MAX_BYTES: usize = 64 << 20;
 
-/// The longest head of an HTTP answer.
+/// Maximum size of an HTTP response head.
 const MAX_HEAD: usize = 64 << 10;
 
-/// Where a process answers.
+/// Address of the inspected process.
 #[derive(Clone, Debug)]
 pub(crate) struct InspectTarget(Authority);
 
 impl FromStr for InspectTarget {
     type Err = String;
 
-    /// Takes what stands in a browser too: `http://127.0.0.1:9901/`.
+    /// Parses `HOST:PORT`. A URL such as `http://127.0.0.1:9901/` is accepted too.
     fn from_str(text: &str) -> Result<InspectTarget, String> {
         let text = text.strip_prefix("http://").unwrap_or(text);
         let text = text.strip_suffix('/').unwrap_or(text);
@@ -57,14 +58,14 @@ impl fmt::Display for InspectTarget {
     }
 }
 
-/// What a process answered; at least one of the two.
+/// Responses of a process; at least one is present.
 #[derive(Debug)]
 pub(super) struct InspectData {
     pub(super) csds: Option<ClientStatusResponse>,
     pub(super) state: Option<AdminState>,
 }
 
-/// Asks both. The failure says what was tried, and the likely cause.
+/// Sends both requests. If both fail, the error lists them with the likely cause.
 pub(super) async fn fetch(peer: &InspectTarget) -> Result<InspectData, CliError> {
     connect(peer).await.map_err(|error| CliError::unreachable(unreachable(peer, &error)))?;
     let (csds, state) = tokio::join!(csds(peer), state(peer));
@@ -105,7 +106,7 @@ async fn connect(peer: &InspectTarget) -> io::Result<TcpStream> {
     connecting.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "timed out")))
 }
 
-/// Why there is no answer by CSDS.
+/// Error of the CSDS request.
 struct CsdsError {
     code: Option<Code>,
     text: String,
@@ -140,7 +141,7 @@ async fn csds(peer: &InspectTarget) -> Result<ClientStatusResponse, CsdsError> {
     timeout(RESPONSE_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// An error with its causes, each once.
+/// Formats an error with its sources, each once.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -176,7 +177,7 @@ async fn get(peer: &InspectTarget, path: &str) -> Result<Vec<u8>, String> {
     }
 }
 
-/// The body of an answer, once all of it is there.
+/// Returns the body of an HTTP/1.1 response, or `None` while it is incomplete.
 fn body(received: &[u8], ended: bool) -> Result<Option<Vec<u8>>, String> {
     let Some(end) = received.windows(4).take(MAX_HEAD).position(|window| window == b"\r\n\r\n") else {
         let text = || String::from_utf8_lossy(&received[..received.len().min(40)]).into_owned();
@@ -223,7 +224,7 @@ fn may_be_http(received: &[u8]) -> bool {
     received.iter().zip(start).all(|(a, b)| a == b)
 }
 
-/// The bytes of all chunks, if the last one is there.
+/// Decodes a chunked body. Returns `None` until the last chunk has arrived.
 fn dechunked(mut rest: &[u8]) -> Result<Option<Vec<u8>>, String> {
     let mut whole = Vec::new();
     loop {
@@ -236,7 +237,7 @@ fn dechunked(mut rest: &[u8]) -> Result<Option<Vec<u8>>, String> {
         }
         let Some(chunk) = rest.get(end + 2..end + 2 + size) else { return Ok(None) };
         whole.extend_from_slice(chunk);
-        // Behind every chunk is the end of a line.
+        // Each chunk ends with CRLF.
         let Some(next) = rest.get(end + 4 + size..) else { return Ok(None) };
         rest = next;
     }
@@ -258,7 +259,8 @@ mod tests {
         }
     }
 
-    /// Bodies come out whole, whatever the pieces, and whatever says how long they are.
+    /// Bodies are complete for every split of the input and every framing: content-length, chunked and
+    /// close-delimited.
     #[test]
     fn bodies_are_put_together() {
         let head = "HTTP/1.1 200 OK\r\n";
@@ -294,7 +296,7 @@ mod tests {
         assert_eq!(chunks, "not chunks as HTTP/1.1 has them");
         let huge = body(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", false).unwrap_err();
         assert!(huge.contains("more than"), "{huge}");
-        // HTTP/2 is noticed before the connection ends.
+        // HTTP/2 is detected before the connection closes.
         assert!(body(b"\0\0\x12\x04", false).is_err());
     }
 }

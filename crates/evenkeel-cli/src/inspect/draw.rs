@@ -1,13 +1,13 @@
-//! Lines with branches: what a page of `inspect` is made of, and how it is drawn.
+//! Tree of text lines, drawn with branches.
 //!
-//! Every text is escaped on its way in, so that no name from outside can move the cursor. Where the width of the
-//! terminal is known, long lines go on below, beside the branches.
+//! Every text is escaped when added, so a name from outside cannot move the cursor. Long lines wrap beside
+//! the branches if the terminal's width is known.
 
 use std::fmt::Write as _;
 
 use crate::ui::{self, TerminalOutput, TextStyle};
 
-/// A line, and what belongs to it.
+/// Line with its child lines.
 #[derive(Debug, Default)]
 pub(super) struct TreeNode {
     spans: Vec<TextSpan>,
@@ -21,17 +21,17 @@ struct TextSpan {
 }
 
 impl TreeNode {
-    /// A line that says this.
+    /// Creates a line with unstyled text.
     pub(super) fn new(text: impl AsRef<str>) -> TreeNode {
         TreeNode::default().with(None, text)
     }
 
-    /// A line that says this in a style.
+    /// Creates a line with styled text.
     pub(super) fn styled(style: TextStyle, text: impl AsRef<str>) -> TreeNode {
         TreeNode::default().with(Some(style), text)
     }
 
-    /// Goes on, behind a space. Nothing is added for an empty text.
+    /// Appends text after a space. An empty text adds nothing.
     #[must_use]
     pub(super) fn with(mut self, style: impl Into<Option<TextStyle>>, text: impl AsRef<str>) -> TreeNode {
         if !text.as_ref().is_empty() {
@@ -40,13 +40,13 @@ impl TreeNode {
         self
     }
 
-    /// Adds a line below.
+    /// Adds a child line.
     pub(super) fn push(&mut self, below: TreeNode) {
         self.below.push(below);
     }
 }
 
-/// The lines, each top one at the margin and those below it behind branches.
+/// Draws the trees. Roots start at the margin, descendants behind branches.
 pub(super) fn text(tops: &[TreeNode], terminal: &TerminalOutput, width: Option<usize>) -> String {
     let mut drawing = TreeRenderer { terminal, width, out: String::new() };
     for top in tops {
@@ -62,7 +62,7 @@ struct TreeRenderer<'a> {
 }
 
 impl TreeRenderer<'_> {
-    /// `first` stands before the line, `others` before all that follow for it.
+    /// Draws a node. `first` is the prefix of its first line, `others` that of all following lines.
     fn branch(&mut self, branch: &TreeNode, first: &str, others: &str) {
         let hanging = if branch.below.is_empty() { "  " } else { "│ " };
         self.line(&branch.spans, first, &format!("{others}{hanging}"));
@@ -79,7 +79,7 @@ impl TreeRenderer<'_> {
         self.faint(first);
         let mut is_fresh = true;
         for span in spans {
-            // What of the span stands on this line.
+            // Part of the span on the current line.
             let mut here = String::new();
             for word in span.text.split(' ') {
                 let wide = word.chars().count();
@@ -102,7 +102,7 @@ impl TreeRenderer<'_> {
             }
             self.write(span.style, &here);
         }
-        // Texts that are padded leave nothing behind.
+        // Remove trailing padding.
         self.out.truncate(self.out.trim_end_matches(' ').len());
         self.out.push('\n');
     }
@@ -115,7 +115,7 @@ impl TreeRenderer<'_> {
         match style {
             Some(style) if !text.is_empty() => {
                 let painted = self.terminal.paint(style, text);
-                // Writing to a string cannot fail.
+                // Writing to a `String` cannot fail.
                 let _ = write!(self.out, "{painted}");
             }
             _ => self.out.push_str(text),
@@ -123,7 +123,7 @@ impl TreeRenderer<'_> {
     }
 }
 
-/// A number with its thousands apart.
+/// Formats a number with thousands separators.
 pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -164,11 +164,11 @@ mod tests {
     fn long_lines_go_on_below() {
         let expected = "top\n├─ one two\n│  │ three\n│  │ four\n│  └─ leaf\n└─ last of\n     all\n";
         assert_eq!(plain(&tree(), Some(10)), expected);
-        // A width that holds nothing ends all the same.
+        // A width of zero still terminates.
         assert_eq!(plain(&tree(), Some(0)).lines().count(), 9);
     }
 
-    /// A name cannot move the cursor.
+    /// Control characters in a name are escaped.
     #[test]
     fn control_characters_are_escaped() {
         let lines = plain(&[TreeNode::new("a\x1b[2Jb\nc\u{202e}d")], None);

@@ -1,7 +1,7 @@
-//! The answers of a process as JSON: CSDS as protobuf has it, the state as the admin server has it.
+//! Responses of a process as JSON: CSDS in protobuf's JSON mapping, the state as the admin server formats it.
 //!
-//! Protobuf's own JSON fails as a whole for one `Any` of an unknown type. Here such an `Any` keeps its type URL and its
-//! bytes, in base64, and everything around it is readable.
+//! Protobuf's JSON mapping fails for the whole message if one `Any` has an unknown type. Here such an `Any`
+//! keeps its type URL and its bytes in base64.
 
 use evenkeel_proto::descriptors::prost_reflect::{
     DescriptorPool, DynamicMessage, Kind, MapKey, ReflectMessage, Value,
@@ -13,10 +13,10 @@ use serde_json::{Map, Value as Json, json};
 
 use super::ask::{InspectData, InspectTarget};
 
-/// How many `Any`s may stand within each other.
+/// Maximum nesting depth of `Any` messages.
 const MAX_DEPTH: usize = 32;
 
-/// Everything, as one JSON text.
+/// Returns both responses as one JSON text.
 pub(super) fn of(peer: &InspectTarget, answers: &InspectData) -> String {
     let pool = evenkeel_proto::descriptors::pool();
     let csds = answers.csds.as_ref().map(|csds| csds_of(csds, &pool));
@@ -38,7 +38,7 @@ fn message_of(message: &DynamicMessage, pool: &DescriptorPool, depth: usize) -> 
         return any_of(message, pool, depth);
     }
     if name.starts_with("google.protobuf.") {
-        // A time beyond the calendar is not worth the rest.
+        // An out-of-range Timestamp becomes a text, instead of an error for the whole message.
         return serde_json::to_value(message).unwrap_or_else(|error| json!(format!("not valid: {error}")));
     }
     Json::Object(fields_of(message, pool, depth))
@@ -76,7 +76,7 @@ fn value_of(value: &Value, kind: &Kind, pool: &DescriptorPool, depth: usize) -> 
         Value::Bool(value) => json!(value),
         Value::I32(value) => json!(value),
         Value::U32(value) => json!(value),
-        // Protobuf writes these as texts, since JavaScript's numbers do not hold them.
+        // The JSON mapping uses strings for 64-bit integers: JavaScript numbers cannot represent them.
         Value::I64(value) => json!(value.to_string()),
         Value::U64(value) => json!(value.to_string()),
         Value::F32(value) => number_of(f64::from(*value)),
@@ -109,7 +109,7 @@ fn key_of(key: &MapKey) -> String {
     }
 }
 
-/// Protobuf has words for what JSON has no numbers for.
+/// Formats a number. NaN and the infinities are strings in protobuf's JSON mapping.
 fn number_of(number: f64) -> Json {
     if number.is_finite() {
         json!(number)
@@ -120,7 +120,7 @@ fn number_of(number: f64) -> Json {
     }
 }
 
-/// Bytes in base64, as protobuf writes them.
+/// Encodes bytes in base64, as protobuf's JSON mapping does.
 fn bytes_of(bytes: &[u8], pool: &DescriptorPool) -> Json {
     let wrapped = pool.get_message_by_name("google.protobuf.BytesValue").map(|wrapper| {
         let mut wrapper = DynamicMessage::new(wrapper);
@@ -139,7 +139,8 @@ mod tests {
 
     use super::*;
 
-    /// An unknown type within a known one keeps its bytes, and a time that is none spoils nothing else.
+    /// An unknown type inside a known one keeps its bytes, and an invalid Timestamp affects only its own
+    /// field.
     #[test]
     fn what_is_unknown_does_not_hide_the_rest() {
         let unknown = Any { type_url: "acme.com/acme.v1.Thing".to_owned(), value: vec![1, 2, 3] };

@@ -1,4 +1,4 @@
-//! What an evenkeel process tells beside CSDS: channels, policies, and how calls are spread over endpoints.
+//! State of an evenkeel process beyond CSDS: channels, policies and the distribution of calls over endpoints.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use super::draw::{self, TreeNode, grouped};
 use crate::table::{TableCell, table};
 use crate::ui::{self, TerminalOutput, TextStyle};
 
-/// Whether a channel or an endpoint is in TRANSIENT_FAILURE.
+/// Returns true if a channel or an endpoint is in TRANSIENT_FAILURE.
 pub(super) fn is_bad(state: &AdminState) -> bool {
     let failed = |state| state == ConnectivityState::TransientFailure;
     state.channels.iter().any(|channel| {
@@ -19,7 +19,7 @@ pub(super) fn is_bad(state: &AdminState) -> bool {
     })
 }
 
-/// The process, channel by channel.
+/// Renders the process, one channel after the other.
 pub(super) fn text(state: &AdminState, terminal: &TerminalOutput, width: Option<usize>) -> String {
     let mut out = String::new();
     let about = format!("evenkeel {}, process {}", state.version, state.pid);
@@ -74,7 +74,7 @@ fn channel(channel: &ChannelInfo, terminal: &TerminalOutput, width: Option<usize
     out
 }
 
-/// A policy with those below it. How deep this goes is limited by the reader of the JSON.
+/// Returns the node of a policy and its descendants. The JSON parser limits the depth of the recursion.
 fn policy(child: Option<&str>, tree: &Description) -> TreeNode {
     let policy = tree.policy.strip_suffix("_experimental").unwrap_or(&tree.policy);
     let mut branch = match child.map(label).filter(|label| !policy.contains(label.as_str())) {
@@ -99,7 +99,7 @@ fn policy(child: Option<&str>, tree: &Description) -> TreeNode {
     }
 }
 
-/// What a child is called, as short as it can be: nothing that its place says already, and of a locality its parts.
+/// Returns a short label for a child: empty if its position identifies it, the parts of a locality otherwise.
 fn label(child: &str) -> String {
     if child == "childPolicy" {
         return String::new();
@@ -111,7 +111,7 @@ fn label(child: &str) -> String {
     child.to_owned()
 }
 
-/// A detail that fits on a line and says something. All others are in the JSON.
+/// Returns a scalar detail that is not empty or zero. The JSON output has all details.
 fn detail(value: &Value) -> Option<String> {
     match value {
         Value::String(text) if !text.is_empty() => Some(text.clone()),
@@ -138,7 +138,7 @@ fn endpoints(channel: &ChannelInfo, terminal: &TerminalOutput, width: Option<usi
         .map(|endpoint| texts(endpoint, picks.get(endpoint.address.as_str()).copied()))
         .collect();
     rows.extend(channel.endpoints.iter().zip(&texts).map(|(endpoint, texts)| row(endpoint, texts)));
-    // A column that says nothing is not worth its place.
+    // Remove columns without any text.
     for column in (0..heads.len()).rev() {
         if texts.iter().all(|texts| texts[column].is_empty()) {
             for row in &mut rows {
@@ -162,7 +162,7 @@ fn endpoints(channel: &ChannelInfo, terminal: &TerminalOutput, width: Option<usi
     out
 }
 
-/// What stands in the columns; empty where there is nothing to say.
+/// Returns the texts of an endpoint's columns; empty where a value is absent.
 fn texts(endpoint: &EndpointInfo, picks: Option<u64>) -> [String; 8] {
     let percent =
         |share: Option<f64>| share.map(|share| format!("{:.1}%", share * 100.0)).unwrap_or_default();
@@ -201,7 +201,7 @@ fn note(endpoint: &EndpointInfo, why: &str) -> String {
     ui::safe(&format!("unused: {why}{place}"))
 }
 
-/// Picks by address, over all policies.
+/// Adds up picks by address over all policies of the tree.
 fn collect<'a>(tree: &'a Description, picks: &mut HashMap<&'a str, u64>) {
     for row in &tree.endpoints {
         if let Some(address) = row.addresses.first() {
@@ -214,10 +214,10 @@ fn collect<'a>(tree: &'a Description, picks: &mut HashMap<&'a str, u64>) {
     }
 }
 
-/// Small numbers with a decimal, large ones without.
+/// Formats a number: one decimal below 100, none above.
 fn decimals(number: f64) -> String {
     if number.abs() >= 100.0 {
-        // Beyond any rate; the cast saturates.
+        // The cast saturates, far above any rate.
         grouped(number.abs().round() as u64)
     } else {
         let text = format!("{number:.1}");

@@ -1,7 +1,7 @@
-//! What an xDS client knows, as CSDS tells it (A40): from listeners over routes and clusters to endpoints.
+//! Resources of an xDS client, from CSDS (A40): listeners, routes, clusters, endpoints.
 //!
-//! A resource stands below the first one that leads to it; one that nothing leads to stands for itself, as does one of a
-//! type that is not known here. Each stands once.
+//! A resource is shown once, below the first resource that refers to it. Unreferenced resources and unknown
+//! types are roots.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -27,15 +27,15 @@ use super::draw::TreeNode;
 use super::words;
 use crate::ui::TextStyle;
 
-/// How deep clusters of clusters are shown (A37); what is deeper stands for itself.
+/// Maximum depth of nested aggregate clusters (A37). Deeper ones become roots.
 const MAX_DEPTH: usize = 16;
 
-/// Every client of a process.
+/// Returns one tree per xDS client of the process.
 pub(super) fn clients(answer: &ClientStatusResponse, now: SystemTime) -> Vec<TreeNode> {
     answer.config.iter().map(|client| self::client(client, now)).collect()
 }
 
-/// Whether a resource is NACKED or missing.
+/// Returns true if a resource is NACKED or missing.
 pub(super) fn is_bad(resource: &GenericXdsConfig) -> bool {
     use ClientResourceStatus::{DoesNotExist, Nacked, ReceivedError, Timeout};
     matches!(status(resource), Ok(Nacked | DoesNotExist | ReceivedError | Timeout))
@@ -59,7 +59,7 @@ fn client(client: &ClientConfig, now: SystemTime) -> TreeNode {
         }
     }
     let mut walk = ResourceTreeBuilder { resources, places, shown: vec![false; resources.len()], now };
-    // Those that lead to others first, so that the others find their place below.
+    // Referring types first, so that referred resources are shown below them.
     for kind in ResourceType::ALL {
         for (i, resource) in resources.iter().enumerate() {
             if ResourceType::from_type_url(&resource.type_url) == Some(kind) {
@@ -97,7 +97,7 @@ struct ResourceTreeBuilder<'a> {
 }
 
 impl ResourceTreeBuilder<'_> {
-    /// Shows a resource and what it leads to, unless it has been shown.
+    /// Shows a resource and those it refers to, unless it has been shown.
     fn show(&mut self, above: &mut TreeNode, i: usize, depth: usize) {
         if std::mem::replace(&mut self.shown[i], true) {
             return;
@@ -116,7 +116,7 @@ impl ResourceTreeBuilder<'_> {
         above.push(branch);
     }
 
-    /// As [`ResourceTreeBuilder::show`], by name, if the client has it.
+    /// Like [`ResourceTreeBuilder::show`], by name, if the client has the resource.
     fn show_named(&mut self, above: &mut TreeNode, kind: ResourceType, name: &str, depth: usize) {
         if depth < MAX_DEPTH
             && let Some(i) = self.places.get(&(kind, name))
@@ -154,7 +154,7 @@ impl ResourceTreeBuilder<'_> {
         branch.with(TextStyle::Faint, known)
     }
 
-    /// What went wrong with a resource last, in full.
+    /// Returns the node of a resource's latest error, with all details.
     fn error_node(&self, resource: &GenericXdsConfig) -> Option<TreeNode> {
         let error = resource.error_state.as_ref()?;
         let when = words::ago(error.last_update_attempt.as_ref(), self.now);
@@ -168,7 +168,7 @@ impl ResourceTreeBuilder<'_> {
             (true, "") => "still serving the one before".to_owned(),
             (true, version) => format!("still serving version {version}"),
             (false, "") => "nothing to serve".to_owned(),
-            // The contents may have been left out.
+            // CSDS responses may omit the contents of a resource.
             (false, version) => format!("the last good version is {version}"),
         };
         let mut branch = TreeNode::styled(TextStyle::Bad, format!("{what}{when}: {serving}"));
@@ -208,7 +208,8 @@ impl ResourceTreeBuilder<'_> {
     fn listener(&mut self, branch: &mut TreeNode, listener: &Listener, depth: usize) -> Result<(), String> {
         let api = listener.api_listener.as_ref().and_then(|api| api.api_listener.as_ref());
         let Some(api) = api else {
-            // Istio's listeners for clients have an address too, so it tells nothing where there is an API listener.
+            // Istio's client listeners have an address too, so the address is shown only without an API
+            // listener.
             if let Some(address) = &listener.address {
                 branch.push(TreeNode::new(format!("a server on {}", words::address(address))));
             }
@@ -216,7 +217,7 @@ impl ResourceTreeBuilder<'_> {
         };
         let manager: HttpConnectionManager = decoded(api)?;
         let filters: Vec<_> = manager.http_filters.iter().map(|filter| filter.name.as_str()).collect();
-        // The router is always there, and says nothing.
+        // The router filter alone is not worth a line.
         if filters.len() > 1 {
             branch.push(TreeNode::new(format!("filters {}", filters.join(", "))));
         }
@@ -335,7 +336,7 @@ mod tests {
         resource(name, &Cluster { name: name.to_owned(), cluster_discovery_type: kind, ..Cluster::default() })
     }
 
-    /// Clusters that lead to each other, or on and on, are shown once each.
+    /// Cyclic and very deep aggregate clusters are shown once each.
     #[test]
     fn circles_and_chains_end() {
         let circle = shown(vec![aggregate("a", "b"), aggregate("b", "a")]);
@@ -346,7 +347,7 @@ mod tests {
         assert!(chain.lines().all(|line| line.chars().count() < 200));
     }
 
-    /// Istio's listeners for clients have an address, and are no servers for it.
+    /// A listener with an API listener is not shown as a server, even if it has an address (Istio).
     #[test]
     fn listeners_of_clients_are_no_servers() {
         let manager = HttpConnectionManager::default();
@@ -362,7 +363,7 @@ mod tests {
         assert!(!shown(vec![resource("l", &client)]).contains("a server on"));
     }
 
-    /// What is not known, or makes no sense, is told and not hidden.
+    /// Unknown and malformed resources are reported.
     #[test]
     fn odd_resources_are_told() {
         let unknown = GenericXdsConfig {

@@ -1,4 +1,4 @@
-//! `--watch`: the same page again and again, in place on a terminal, one below the other in a pipe.
+//! `--watch`: repeats the report, in place on a terminal, appended in a pipe.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,16 +9,17 @@ use super::{findings, page};
 use crate::ends::ShutdownSignals;
 use crate::ui::{self, CliError, CliExit, TerminalOutput, TerminalSize, TextStyle};
 
-/// To the other screen, without a cursor; and back.
+/// Switches to the alternate screen and hides the cursor; [`LEAVE`] reverts both.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// Home, with the rest of each line and of the screen cleared as they are written: nothing flickers.
+/// Moves the cursor home. Lines are cleared as they are overwritten, which avoids flicker.
 const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_REST: &str = "\x1b[J";
 
-/// Looks until it is interrupted. A process that does not answer any more is said to, and asked on.
+/// Repeats the report until a signal arrives. If the process stops responding, the report shows that and
+/// polling continues.
 pub(super) async fn watch(
     peer: &InspectTarget,
     interval: Duration,
@@ -93,7 +94,7 @@ async fn screen(
     }
 }
 
-/// What fits on the screen: as much of the page as there is room for, and a last line that says how things stand.
+/// Renders one screen: as many lines of the page as fit, and a status line.
 fn frame(page: &str, head: &str, foot: &str, size: TerminalSize) -> String {
     let room = size.rows.saturating_sub(1).max(1);
     let lines: Vec<_> = page.lines().collect();
@@ -108,7 +109,8 @@ fn frame(page: &str, head: &str, foot: &str, size: TerminalSize) -> String {
     out
 }
 
-/// A line without what does not fit. Colours take no room, and are all kept, so that each ends.
+/// Truncates a line at the width of the screen. Escape codes take no columns and are all kept, so every style
+/// is reset.
 fn cut(line: &str, columns: usize) -> String {
     let mut kept = String::with_capacity(line.len());
     let (mut column, mut is_code) = (0, false);

@@ -1,4 +1,4 @@
-//! What resources say, in words: routes with their matches and targets, clusters with their policies, endpoints.
+//! Resources as text: routes with matches and actions, clusters with policies, endpoints.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -26,7 +26,7 @@ use evenkeel_proto::prost::{Message as _, Name as _};
 use evenkeel_proto::prost_types::{Any, Timestamp};
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
 
-/// Which calls a route takes, and where they go.
+/// Describes the match and the action of a route.
 pub(super) fn route(route: &Route) -> String {
     let calls = route.r#match.as_ref().map_or_else(|| "no calls".to_owned(), calls);
     let place = match &route.action {
@@ -119,13 +119,13 @@ fn weighted(clusters: &WeightedCluster) -> String {
     shares.collect::<Vec<_>>().join(", ")
 }
 
-/// Two decimals at most, and none that say nothing.
+/// Formats a number with at most two decimals and no trailing zeros.
 fn short_number(number: f64) -> String {
     let text = format!("{number:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The clusters that a route leads to by name.
+/// Returns the clusters that a route names.
 pub(super) fn clusters_of(route: &Route) -> Vec<&str> {
     let Some(Action::Route(action)) = &route.action else { return Vec::new() };
     match &action.cluster_specifier {
@@ -146,13 +146,13 @@ fn percent(fraction: FractionalPercent) -> String {
     format!("{} %", short_number(f64::from(fraction.numerator) / of * 100.0))
 }
 
-/// The share of calls that a category of drops takes.
+/// Describes a drop category and its share.
 pub(super) fn drops(category: &str, share: Option<FractionalPercent>) -> String {
     let share = share.map_or_else(|| "none".to_owned(), percent);
     format!("drops {share} of calls ({category})")
 }
 
-/// What is particular about a cluster: its policy, and where endpoints come from unless that is plain.
+/// Describes a cluster: its policy, and its discovery type unless that is EDS.
 pub(super) fn cluster(cluster: &Cluster) -> String {
     let mut parts = vec![policy(cluster)];
     match &cluster.cluster_discovery_type {
@@ -187,7 +187,7 @@ fn policy(cluster: &Cluster) -> String {
     }
 }
 
-/// The policy that a config is of, and for `wrr_locality` the one below it.
+/// Returns the policy name of a config. For `wrr_locality` it includes the child policy.
 fn policy_name(config: &Any) -> String {
     let message = message_of(&config.type_url);
     if message == TypedStruct::full_name()
@@ -209,13 +209,14 @@ fn policy_name(config: &Any) -> String {
     name.to_owned()
 }
 
-/// What stands after the last slash of a type URL.
+/// Returns the message name: the part of a type URL after the last slash.
 pub(super) fn message_of(type_url: &str) -> &str {
     type_url.rsplit('/').next().unwrap_or(type_url)
 }
 
-/// `round_robin` of `type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin`; of other names
-/// the last part.
+/// Returns `round_robin` for
+/// `type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin`, and the last
+/// part of other names.
 fn short_type(type_url: &str) -> &str {
     let mut parts = message_of(type_url).rsplit('.');
     let last = parts.next().unwrap_or_default();
@@ -225,7 +226,7 @@ fn short_type(type_url: &str) -> &str {
     }
 }
 
-/// Where endpoints are, and how much of the traffic their place gets.
+/// Describes a locality: name, weight and priority.
 pub(super) fn locality(endpoints: &LocalityLbEndpoints) -> String {
     let place = endpoints.locality.as_ref().map(place_of).filter(|place| !place.is_empty());
     let place = place.unwrap_or_else(|| "no locality".to_owned());
@@ -238,7 +239,7 @@ fn place_of(locality: &Locality) -> String {
     parts.into_iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join("/")
 }
 
-/// Address, weight and name of an endpoint.
+/// Describes an endpoint: addresses, weight and host name.
 pub(super) fn endpoint(endpoint: &LbEndpoint) -> String {
     let weight = endpoint.load_balancing_weight.unwrap_or(1);
     match &endpoint.host_identifier {
@@ -255,7 +256,7 @@ pub(super) fn endpoint(endpoint: &LbEndpoint) -> String {
     }
 }
 
-/// Where something listens.
+/// Formats an address.
 pub(super) fn address(address: &Address) -> String {
     match &address.address {
         Some(AddressKind::SocketAddress(socket)) => {
@@ -272,7 +273,7 @@ pub(super) fn address(address: &Address) -> String {
     }
 }
 
-/// What the control plane thinks of an endpoint's health; nothing while it says nothing.
+/// Returns the health status of an endpoint; `None` for UNKNOWN.
 pub(super) fn health(endpoint: &LbEndpoint) -> Option<String> {
     match HealthStatus::try_from(endpoint.health_status) {
         Ok(HealthStatus::Unknown) => None,
@@ -281,7 +282,7 @@ pub(super) fn health(endpoint: &LbEndpoint) -> Option<String> {
     }
 }
 
-/// Whether clients send calls to an endpoint of this health (A27).
+/// Returns true if clients use an endpoint with this health status (A27).
 pub(super) fn is_usable(endpoint: &LbEndpoint) -> bool {
     matches!(
         HealthStatus::try_from(endpoint.health_status),
@@ -289,12 +290,12 @@ pub(super) fn is_usable(endpoint: &LbEndpoint) -> bool {
     )
 }
 
-/// How long ago something was; nothing if that cannot be told.
+/// Formats the time since a timestamp; `None` if it is out of range.
 pub(super) fn ago(at: Option<&Timestamp>, now: SystemTime) -> Option<String> {
     let at = at?;
     let since = Duration::new(u64::try_from(at.seconds).ok()?, u32::try_from(at.nanos).unwrap_or_default());
     let then = UNIX_EPOCH.checked_add(since)?;
-    // Its clock may be ahead of ours.
+    // The peer's clock may be ahead.
     let seconds = now.duration_since(then).unwrap_or_default().as_secs();
     Some(match seconds {
         0 => "just now".to_owned(),

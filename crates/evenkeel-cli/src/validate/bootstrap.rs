@@ -1,4 +1,4 @@
-//! Bootstraps: what a client would refuse to start with.
+//! Validation of bootstraps, with the client's own parser.
 
 use std::error::Error as _;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::{Finding, ValidationReport, count};
 
 pub(super) fn verdict(file: &Path, text: &str) -> ValidationReport {
     let subject = file.display().to_string();
-    // Whoever broke the syntax wants to know where; the reader of bootstraps tells it as text only.
+    // The bootstrap parser reports syntax errors without a position, so the syntax is checked separately.
     if let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(text) {
         let what = error.to_string();
         let what = what.split(" at line ").next().unwrap_or_default();

@@ -1,7 +1,8 @@
-//! Fields of routes that gRPC clients ignore without a word.
+//! Route fields that gRPC clients ignore silently.
 //!
-//! The parser warns of fields that it reads and does not use. The fields here are none of its own: `evenkeel-proto` leaves
-//! them out, so that they are skipped like unknown ones. They are found by their numbers in the encoded resource.
+//! The parser warns about fields that it decodes and does not use. The fields here are not part of
+//! `evenkeel-proto`, so decoding skips them as unknown. They are found by field number in the encoded
+//! resource.
 
 use evenkeel_proto::prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use evenkeel_xds::resource::ResourceType;
@@ -10,7 +11,7 @@ const MIRROR: &str = "is ignored: gRPC clients mirror no calls";
 const HEADERS: &str = "is ignored: gRPC clients change no headers";
 const REWRITE: &str = "is ignored: gRPC clients rewrite neither paths nor authorities";
 
-/// A message of routes: its ignored fields, and the messages within it.
+/// Message of a route config: its ignored fields, and the messages nested in it.
 struct RouteMessage {
     ignored: &'static [(u32, &'static str, &'static str)],
     within: &'static [(u32, &'static str, &'static RouteMessage)],
@@ -71,13 +72,14 @@ static SHARE: RouteMessage = RouteMessage {
     within: &[],
 };
 
-/// The ignored fields of a resource, each with its path and the reason. Resources without routes have none.
+/// Returns the ignored fields of a resource, each with its path and the reason. Only listeners and route
+/// configs have any.
 pub(super) fn ignored_fields(kind: ResourceType, bytes: &[u8]) -> Vec<(String, &'static str)> {
     let mut found = Vec::new();
     match kind {
         ResourceType::RouteConfig => walk(&CONFIG, bytes, "", &mut found),
         ResourceType::Listener => {
-            // From the listener to the routes within its connection manager.
+            // Field path from the listener to the inline route config of its HttpConnectionManager.
             let config = [19, 1, 2, 4].iter().try_fold(bytes, |bytes, number| field(bytes, *number));
             if let Some(config) = config {
                 walk(&CONFIG, config, "api_listener.api_listener.route_config", &mut found);
@@ -97,7 +99,7 @@ fn walk(message: &RouteMessage, bytes: &[u8], path: &str, found: &mut Vec<(Strin
         }
     }
     for (number, name, within) in message.within {
-        // The only two that occur once.
+        // The only two message fields that are not repeated.
         let is_single = matches!(*name, "route" | "weighted_clusters");
         for (i, (_, bytes)) in fields.iter().filter(|(is, _)| is == number).enumerate() {
             let path = if is_single { at(name) } else { format!("{}[{i}]", at(name)) };
@@ -106,13 +108,13 @@ fn walk(message: &RouteMessage, bytes: &[u8], path: &str, found: &mut Vec<(Strin
     }
 }
 
-/// The first field of a number.
+/// Returns the first field with this number.
 fn field(bytes: &[u8], number: u32) -> Option<&[u8]> {
     fields(bytes).into_iter().find(|(is, _)| *is == number).map(|(_, bytes)| bytes)
 }
 
-/// The fields of an encoded message with their bytes, which are empty for numbers. What cannot be read ends the list: the
-/// parser has refused it.
+/// Returns the fields of an encoded message with their bytes, which are empty for scalars. Malformed input
+/// ends the list: the parser has rejected it already.
 fn fields(mut rest: &[u8]) -> Vec<(u32, &[u8])> {
     let mut fields = Vec::new();
     while let Ok((wire_type, number)) = decode_key(&mut rest).map(|(number, wire_type)| (wire_type, number)) {
@@ -135,7 +137,7 @@ fn fields(mut rest: &[u8]) -> Vec<(u32, &[u8])> {
 mod tests {
     use super::*;
 
-    /// A field of a number, with these bytes.
+    /// Encodes a length-delimited field.
     fn encoded(number: u32, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         evenkeel_proto::prost::encoding::encode_key(number, WireType::LengthDelimited, &mut out);

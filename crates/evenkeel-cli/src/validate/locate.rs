@@ -1,19 +1,20 @@
-//! From the path of a field to its line and column.
+//! Converts a field path to a line and a column.
 //!
-//! Readers say which field is wrong by its path. People want to be taken there. JSON is walked value by value; of a mesh
-//! only the names of services and clusters are looked for, as a person would: by their lines.
+//! Parsers report errors by field path. JSON is walked value by value. In a mesh, only the names of services
+//! and clusters are searched, by line.
 
 use serde::de::IgnoredAny;
 
-/// One step of a path.
+/// One step of a field path.
 #[derive(Debug, PartialEq)]
 enum PathStep {
     Key(String),
     Index(usize),
 }
 
-/// The line and column, from 1, of the value at a path such as `xds_servers[0].channel_creds` in a JSON text; of the deepest
-/// value on the way if the rest is not there. `None` if the text is no JSON.
+/// Returns the 1-based line and column of the value at a path such as `xds_servers[0].channel_creds` in a
+/// JSON text. If the path ends early, it is the position of the deepest existing value. Returns `None` for
+/// invalid JSON.
 pub(super) fn locate(text: &str, path: &str) -> Option<(u64, u64)> {
     let mut at = value_from(text, 0);
     for step in steps(path) {
@@ -25,14 +26,14 @@ pub(super) fn locate(text: &str, path: &str) -> Option<(u64, u64)> {
     (at < text.len()).then(|| place(text, at))
 }
 
-/// The line and column of a byte of a text.
+/// Returns the line and column of a byte offset.
 fn place(text: &str, at: usize) -> (u64, u64) {
     let before = &text[..at];
     let line_start = before.rfind('\n').map_or(0, |end| end + 1);
     (before.matches('\n').count() as u64 + 1, before[line_start..].chars().count() as u64 + 1)
 }
 
-/// Where the value that a step leads to starts.
+/// Returns the offset of the value that a step selects.
 fn inside(text: &str, at: usize, step: &PathStep) -> Option<usize> {
     let is_object = text[at..].starts_with('{');
     if !is_object && !text[at..].starts_with('[') {
@@ -46,7 +47,7 @@ fn inside(text: &str, at: usize, step: &PathStep) -> Option<usize> {
         let is_wanted = if is_object {
             let end = after_value(text, next)?;
             let key: String = serde_json::from_str(&text[next..end]).ok()?;
-            // Past the colon.
+            // Skip the colon.
             next = value_from(text, value_from(text, end) + 1);
             matches!(step, PathStep::Key(wanted) if *wanted == key)
         } else {
@@ -63,20 +64,20 @@ fn inside(text: &str, at: usize, step: &PathStep) -> Option<usize> {
     None
 }
 
-/// The first byte at or after `at` that is no space.
+/// Returns the offset of the first byte at or after `at` that is not white space.
 fn value_from(text: &str, at: usize) -> usize {
     let rest = text.get(at..).unwrap_or_default();
     text.len() - rest.trim_start_matches([' ', '\t', '\r', '\n']).len()
 }
 
-/// Where the value that starts at `at` is over.
+/// Returns the end offset of the value that starts at `at`.
 fn after_value(text: &str, at: usize) -> Option<usize> {
     let mut values = serde_json::Deserializer::from_str(text.get(at..)?).into_iter::<IgnoredAny>();
     values.next()?.ok()?;
     Some(at + values.byte_offset())
 }
 
-/// The steps of a path as findings write it: `a.b[2]["c d"]`. What is not understood ends it.
+/// Parses a path as findings format it: `a.b[2]["c d"]`. A malformed step ends the path.
 fn steps(path: &str) -> Vec<PathStep> {
     let mut steps = Vec::new();
     let mut rest = path;
@@ -103,8 +104,8 @@ fn steps(path: &str) -> Vec<PathStep> {
     steps
 }
 
-/// The line and column of an entry, such as a cluster, in a section of a mesh that is written in lines. `None` if it is
-/// written otherwise.
+/// Returns the line and column of an entry, such as a cluster, in a section of a mesh. Only block style is
+/// supported; flow style returns `None`.
 pub(super) fn locate_entry(text: &str, section: &str, name: &str) -> Option<(u64, u64)> {
     let mut lines = text.lines().zip(1..).skip_while(|(line, _)| key_of(line) != Some((0, section))).skip(1);
     let entries =
@@ -112,7 +113,7 @@ pub(super) fn locate_entry(text: &str, section: &str, name: &str) -> Option<(u64
     let mut indent = None;
     for (line, number) in entries {
         let Some((column, key)) = key_of(line) else { continue };
-        // Entries stand where the first one stands; what is deeper belongs to them.
+        // Entries have the indentation of the first one. Deeper lines belong to an entry.
         if *indent.get_or_insert(column) == column && key == name {
             return Some((number, column as u64 + 1));
         }
@@ -120,7 +121,7 @@ pub(super) fn locate_entry(text: &str, section: &str, name: &str) -> Option<(u64
     None
 }
 
-/// How far a line is indented, and the key that it starts with.
+/// Returns the indentation of a line and its key.
 fn key_of(line: &str) -> Option<(usize, &str)> {
     let trimmed = line.trim_start_matches(' ');
     let (key, _) = trimmed.split_once(':').filter(|_| !trimmed.starts_with('#'))?;
@@ -148,7 +149,7 @@ mod tests {
         check("xds_servers[1].channel_creds", (5, 23));
         check("xds_servers[1].channel_creds[0].type", (5, 33));
         check(r#"authorities["a \"b\".c"].x"#, (7, 38));
-        // What is not there is looked for where it would be.
+        // A missing value has the position of its deepest existing parent.
         check("xds_servers[1].server_features[2]", (4, 5));
         check("xds_servers[7].server_uri", (2, 18));
         check("node.id", (1, 1));

@@ -1,4 +1,4 @@
-//! Meshes: what is wrong with the file, then what clients would make of its resources.
+//! Validation of meshes: errors in the file, then the client's parse of its resources.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -33,7 +33,7 @@ pub(super) fn verdict(file: &Path, text: &str) -> ValidationReport {
     ValidationReport { subject, findings, summary: Some(summary(&known)) }
 }
 
-/// What a client would reject, with all problems and their paths, and what it would ignore.
+/// Returns the errors of rejected resources, with all field paths, and the ignored fields of the others.
 fn of_resources(known: &LocalResources, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (kind, name, read) in known.iter() {
@@ -57,7 +57,7 @@ fn of_resources(known: &LocalResources, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Services whose calls would fail although every resource is there, each cluster told once.
+/// Returns services whose calls would fail although every resource is valid. Each cluster is reported once.
 fn of_services(mesh: &Mesh, known: &LocalResources, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut told = BTreeSet::new();
@@ -89,7 +89,7 @@ fn of_services(mesh: &Mesh, known: &LocalResources, text: &str) -> Vec<Finding> 
     findings
 }
 
-/// What the policies of a cluster have to say about its endpoints, each thing once.
+/// Returns the distinct warnings of a cluster's policies.
 fn policy_warnings(walk: &ClientSimulation, cluster: &str) -> BTreeSet<String> {
     let child = format!("cluster:{cluster}");
     let tree = walk.tree().and_then(|root| root.children.into_iter().find(|(name, _)| *name == child));
@@ -102,13 +102,13 @@ fn policy_warnings(walk: &ClientSimulation, cluster: &str) -> BTreeSet<String> {
     warnings
 }
 
-/// Whether it was told already why the cluster cannot be used.
+/// Returns true if the cluster, or its endpoints, was rejected and therefore reported.
 fn is_rejected(known: &LocalResources, cluster: &str) -> bool {
     let kinds = [ResourceType::Cluster, ResourceType::Endpoints];
     kinds.iter().any(|kind| known.find(*kind, cluster).is_some_and(|found| found.read.is_err()))
 }
 
-/// What is in a mesh: `2 services, 3 clusters, 14 endpoints`.
+/// Summarizes a mesh: `2 services, 3 clusters, 14 endpoints`.
 pub(crate) fn summary(known: &LocalResources) -> String {
     let of = |kind: ResourceType| known.iter().filter(move |(found, ..)| *found == kind);
     let messages = of(ResourceType::Endpoints)

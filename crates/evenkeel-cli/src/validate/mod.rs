@@ -1,8 +1,8 @@
-//! `evenkeel validate`: what clients would reject, of files or of a running control plane.
+//! `evenkeel validate`: finds what clients would reject, in files or from a running control plane.
 //!
-//! What judges is what judges in a client: the reader of the bootstrap and the parser of resources. A finding is an error
-//! (somebody would reject it, or calls would fail) or a warning (it would be ignored, or is unwise). Only errors change
-//! the exit code.
+//! It uses the client's own bootstrap parser and resource parser. An error is a rejected resource or config,
+//! or calls that would fail. A warning is an ignored field or a questionable setting. Only errors change the
+//! exit code.
 
 mod bootstrap;
 mod ignored;
@@ -105,7 +105,7 @@ fn of_file(file: &Path, kind: Option<FileKind>) -> Result<ValidationReport, CliE
 }
 
 impl FileKind {
-    /// A mesh may be written as JSON too, which is YAML; a bootstrap is nothing else.
+    /// Detects the kind of a file. A mesh may be JSON too, since JSON is YAML; a bootstrap is always JSON.
     fn of(text: &str) -> FileKind {
         let is_object = text.trim_start().starts_with('{');
         let is_mesh = ["services", "clusters"].iter().any(|key| text.contains(&format!("\"{key}\"")));
@@ -117,25 +117,25 @@ impl FileKind {
     }
 }
 
-/// What came of looking at one thing.
+/// Result of validating one file or target.
 #[derive(Debug, Serialize)]
 pub(crate) struct ValidationReport {
-    /// A file, or a target.
+    /// File name or target.
     pub(crate) subject: String,
     pub(crate) findings: Vec<Finding>,
-    /// What is in it, in a few words; `None` if it could not be read.
+    /// Short summary of the contents; `None` if they could not be parsed.
     pub(crate) summary: Option<String>,
 }
 
-/// Something that somebody should know.
+/// Error or warning.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
-    /// Where it is in the file: line and column, from 1.
+    /// Line and column in the file, 1-based.
     pub(crate) place: Option<(u64, u64)>,
-    /// The resource that it is about.
+    /// Resource that the finding concerns.
     pub(crate) resource: Option<String>,
-    /// The field.
+    /// Path of the field.
     pub(crate) path: String,
     pub(crate) text: String,
 }
@@ -143,9 +143,9 @@ pub(crate) struct Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// Somebody would reject it, or calls would fail.
+    /// A client would reject it, or calls would fail.
     Error,
-    /// It would be ignored, or is unwise.
+    /// A client would ignore it, or it is questionable.
     Warning,
 }
 
@@ -154,7 +154,7 @@ impl ValidationReport {
         self.findings.iter().filter(|finding| finding.severity == Severity::Error).count()
     }
 
-    /// One line for each finding, and one for the whole.
+    /// Renders one line per finding and a summary line.
     fn text(&self, terminal: &TerminalOutput) -> String {
         let mut lines = Vec::new();
         let subject = ui::safe(&self.subject);
@@ -221,12 +221,12 @@ impl fmt::Display for Finding {
     }
 }
 
-/// `1 cluster`, `2 clusters`.
+/// Formats a count with its noun: `1 cluster`, `2 clusters`.
 pub(crate) fn count(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A time of at least a tenth of a second.
+/// Parses a duration of at least a tenth of a second.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("expected a number of seconds, found {text:?}"))?;
     if !(0.1..=3600.0).contains(&seconds) {

@@ -1,6 +1,7 @@
-//! Running control planes: asked as a client of a target would ask, until every resource stands somewhere.
+//! Validation of a running control plane: subscribes as a client of the target would, until every resource
+//! has a final status.
 //!
-//! A channel wants the resources, and never gets to a backend: its connections lead nowhere.
+//! A real channel requests the resources. Its connector refuses every connection, so no backend is contacted.
 
 use std::future::Future;
 use std::io;
@@ -20,10 +21,10 @@ use crate::explain::known::LocalResources;
 use crate::explain::walk::ClientSimulation;
 use crate::ui::{self, CliError, TerminalOutput};
 
-/// How often to look how resources stand.
+/// Interval between two polls of the resources' status.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the reason may take why nothing can be reached.
+/// Maximum wait for the status of a failing call.
 const REASON_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) async fn verdict(
@@ -51,7 +52,7 @@ pub(super) async fn verdict(
     Ok(ValidationReport { subject: target.to_owned(), findings, summary: Some(summary(&resources)) })
 }
 
-/// Whom to ask, and as whom.
+/// Builds the bootstrap from the arguments: control plane, credentials and node id.
 fn bootstrap(args: &ValidateArgs) -> Result<Bootstrap, CliError> {
     let text = match (&args.bootstrap, &args.server) {
         (Some(file), _) => std::fs::read_to_string(file)
@@ -68,8 +69,7 @@ fn bootstrap(args: &ValidateArgs) -> Result<Bootstrap, CliError> {
     Bootstrap::from_json(&text).map_err(|error| CliError::usage(error.to_string()))
 }
 
-/// How the resources stand once none of them is on its way any more, or when time is up. `None` if no control plane
-/// answers.
+/// Returns the resources once none is pending, or on timeout. Returns `None` if no control plane responds.
 async fn wait_settled(
     client: &XdsClient,
     wait: Duration,
@@ -94,7 +94,8 @@ async fn wait_settled(
         if !is_answered && (is_failing || is_time_up) {
             return Ok(None);
         }
-        // What one resource leads to is wanted in the same moment; the second look is for policies that ask for more.
+        // A resource's dependencies are requested in the same step. The second identical poll covers policies
+        // that request more.
         let is_settled = is_answered && open == 0 && last.as_ref() == Some(&resources);
         if is_settled || is_time_up {
             return Ok(Some(resources));
@@ -106,7 +107,7 @@ async fn wait_settled(
     }
 }
 
-/// What a call would be told.
+/// Returns the status message of a call on the channel.
 async fn reason(channel: Channel) -> String {
     let mut client = tonic::client::Grpc::new(channel);
     let call = async {
@@ -130,11 +131,11 @@ fn kind(resource: &GenericXdsConfig) -> String {
     kind.map_or_else(|| resource.type_url.clone(), |kind| kind.to_string())
 }
 
-/// What is wrong with a resource, if anything is.
+/// Returns the error of a resource, if it has one.
 fn finding(resource: &GenericXdsConfig) -> Option<Finding> {
     let details = resource.error_state.as_ref().map(|error| error.details.clone()).unwrap_or_default();
     let name = format!("{} {:?}", kind(resource), resource.name);
-    // The client's own words start with the resource.
+    // The client's error starts with the resource's name.
     let details = details.strip_prefix(&format!("{name}: ")).unwrap_or(&details);
     let text = match resource_status(resource) {
         ClientResourceStatus::Acked => return None,
@@ -148,9 +149,10 @@ fn finding(resource: &GenericXdsConfig) -> Option<Finding> {
     Some(Finding::error(text).resource(name))
 }
 
-/// Reads accepted resources as the client did: what it ignores, and, if all were accepted, why no call could succeed.
+/// Parses accepted resources as the client did. Reports ignored fields and, if all were accepted, reasons why
+/// no call could succeed.
 fn target_findings(bootstrap: &Bootstrap, target: &str, resources: &[GenericXdsConfig]) -> Vec<Finding> {
-    // The channel was built for this target, so it has a name.
+    // Cannot fail: the channel was built for this target.
     let Ok(named) = bootstrap.listener_name(target) else { return Vec::new() };
     let authority = named.listener.authority().and_then(|name| bootstrap.authorities.get(name));
     let servers = authority.map_or(&bootstrap.servers, |authority| &authority.servers);
@@ -204,7 +206,7 @@ fn summary(resources: &[GenericXdsConfig]) -> String {
     format!("{} accepted", counts.join(", "))
 }
 
-/// Connections to backends, which are not wanted.
+/// Connector that refuses every connection, so that no backend is contacted.
 struct RefusingConnector;
 
 impl Connector for RefusingConnector {
