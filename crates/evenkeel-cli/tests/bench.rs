@@ -1,4 +1,4 @@
-//! `evenkeel bench`, with a small program in the place of the one that measures.
+//! `evenkeel bench`, with a script in place of the benchmark program.
 #![cfg(unix)]
 
 mod common;
@@ -11,11 +11,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::common::{TempFolder, command};
 
-/// Says what it was given and where it stands, and ends with 7.
+/// Prints its directory and its arguments, and exits with 7.
 const SCRIPT: &str = "#!/bin/sh\necho \"$(basename \"$(dirname \"$0\")\"): $*\"\nexit 7\n";
 
-/// A program cannot be run while a file of it is open for writing, which a process that another test starts meanwhile would
-/// inherit for a moment.
+/// Serializes the tests. A file that is open for writing cannot be executed (ETXTBSY), and a process forked
+/// by another test would inherit the descriptor for a moment.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -26,7 +26,7 @@ fn program(folder: &TempFolder) {
     set_permissions(path, Permissions::from_mode(0o755)).expect("a program");
 }
 
-/// The command in a folder of its own: what cargo built stands beside the other one.
+/// Copies the command into an own folder, so that a benchmark program built by cargo is not beside it.
 fn evenkeel_in(folder: &TempFolder) -> Command {
     let own = folder.path("evenkeel");
     copy(env!("CARGO_BIN_EXE_evenkeel"), &own).expect("a copy of the command");
@@ -46,7 +46,7 @@ fn run(mut command: Command, path: &Path) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// Arguments go there and the exit code comes back, also of flags that the command itself has.
+/// Arguments and the exit code pass through, including flags that the command itself has.
 #[test]
 fn everything_is_handed_on_to_the_program_beside_it() {
     let _alone = alone();
@@ -81,7 +81,7 @@ fn who_does_not_have_it_is_told_how_to_build_it() {
     assert!(stderr.contains("cargo build --release --locked -p evenkeel-bench"), "{stderr}");
 }
 
-/// A program that cannot be run is not taken for one that is missing.
+/// A program that cannot be executed is reported differently from a missing one.
 #[test]
 fn what_does_not_run_says_so() {
     let _alone = alone();
@@ -92,6 +92,6 @@ fn what_does_not_run_says_so() {
     let (code, _, stderr) = run(evenkeel, &elsewhere.path(""));
     assert_eq!(code, Some(2));
     assert!(stderr.contains("evenkeel-bench does not run:"), "{stderr}");
-    // Its own help needs no program.
+    // The command's own help needs no benchmark program.
     assert!(command(["bench", "--help"]).status().expect("it starts").success());
 }

@@ -1,4 +1,4 @@
-//! `evenkeel demo`, run as people and scripts run it.
+//! `evenkeel demo`, as a process.
 
 mod common;
 
@@ -12,7 +12,7 @@ use testkit::browser::{Browser, Theme};
 
 use crate::common::{MAX_WAIT, RunningCommand, evenkeel};
 
-/// The story is told to its end, each act shows what it is about, and every call is accounted for.
+/// All acts run, each shows its effect, and every call is accounted for.
 #[test]
 fn the_story_shows_what_it_promises() {
     let report = evenkeel(["demo", "--seconds", "18", "--json", "--no-page"]).ends_with(0).json();
@@ -32,19 +32,20 @@ fn the_story_shows_what_it_promises() {
     for act in acts {
         assert!(act["calls"].as_u64().is_some_and(|calls| calls > 200), "{act:#}");
     }
-    // Of a backend's share, in percent, and how far it may be off: the first two are exact but for calls at the edges.
+    // Expected shares in percent, with a tolerance. The first two acts are exact except for calls at their
+    // boundaries.
     assert_shares(&acts[0], [20.0; 5], 2.5);
     assert_shares(&acts[1], [6.25, 6.25, 12.5, 25.0, 50.0], 2.5);
-    // Learned from what busy backends report, on a machine that may be busy itself: large gets more than small, by far.
+    // Weights from load reports depend on the machine's own load, so only a clear order is asserted.
     let learned = shares(&acts[2]);
     assert!(learned[4] > 2.0 * learned[0] && learned[3] > 1.5 * learned[0], "{learned:?}");
-    // It was away for a part of the act.
+    // The backend was down for a part of the act.
     let without_large = shares(&acts[3]);
     assert!(without_large[3] < learned[3], "{without_large:?} after {learned:?}");
-    // The four in reserve got calls, and the first one got most while it was there.
+    // The four endpoints of the lower priority got calls during the failover.
     let reserve = shares(&acts[4]);
     assert!(reserve.iter().all(|share| *share > 2.0), "{reserve:?}");
-    // Half of the act with each weight.
+    // Each weight applies for half of the act.
     let edited = shares(&acts[5]);
     assert!((34.0..50.0).contains(&edited[4]) && edited[3] > 25.0, "{edited:?}");
 }
@@ -60,7 +61,7 @@ fn assert_shares(act: &Value, expected: [f64; 5], off: f64) {
     assert!(found.len() == 5 && is_near, "{}: {found:?} instead of {expected:?}", act["title"]);
 }
 
-/// However it ends, nothing is left running: not even when it is killed without a chance to clean up.
+/// No process survives the demo, even if it is killed with SIGKILL.
 #[test]
 fn nothing_is_left_running() {
     let mut demo = RunningCommand::start(["demo", "--seconds", "600"]);
@@ -81,7 +82,8 @@ fn nothing_is_left_running() {
     });
 }
 
-/// Its page shows the fleet and the story, and asks for nothing from elsewhere. The pictures are those of README.
+/// The page shows the endpoints and the acts, and loads nothing from other origins. The screenshots are those
+/// of the README.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_shows_the_story() {
     let Some(browser) = Browser::start().await else { return };
@@ -90,7 +92,7 @@ async fn the_page_shows_the_story() {
     let shown = browser.page(1280, 1180, Theme::Light).await;
     shown.open(&address).await;
     shown.wait_for("document.querySelectorAll('[data-endpoint]').length === 5").await;
-    // By then the first three acts are in the charts, and the third one has settled.
+    // At act 4 the charts contain the first three acts, and the third one is stable.
     demo.line_with("act 4: ");
     shown
         .wait_for("[...document.querySelectorAll('[data-level=mark]')].some((event) => event.innerText.includes('act 4'))")
@@ -111,7 +113,7 @@ fn picture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).with_file_name("page").join(format!("{name}.png"))
 }
 
-/// Where its page is.
+/// Returns the address of the demo's page.
 fn page(demo: &mut RunningCommand) -> String {
     let line = demo.line_with("page: http://");
     line.trim_start_matches("page: http://").trim_end_matches('/').to_owned()
@@ -133,7 +135,7 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// What cannot work is said at once, with the exit code for it.
+/// Invalid flags are reported at once, with exit code 2.
 #[test]
 fn wrong_flags_are_told() {
     let refused = |args: &[&str]| evenkeel(["demo"].iter().chain(args)).ends_with(2).stderr;

@@ -1,4 +1,4 @@
-//! `evenkeel doctor` against everything that can be wrong on the way to an endpoint and can be staged on one machine.
+//! `evenkeel doctor` against every failure on the path to an endpoint that one machine can stage.
 
 mod common;
 
@@ -25,7 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-/// What a walk ended with: its exit code, its output with the times masked, and the words of its last step.
+/// Result of a run: its exit code, and its output with masked times.
 struct DoctorOutput {
     code: Option<i32>,
     text: String,
@@ -37,7 +37,7 @@ impl DoctorOutput {
         DoctorOutput { code: outcome.code, text: masked(&outcome.stdout) }
     }
 
-    /// The walk stopped at this step, with these words among those of each line.
+    /// Asserts that the checks stopped at this step, with these texts in the finding and the likely cause.
     #[track_caller]
     fn stopped_at(self, code: i32, step: &str, found: &str, likely: &str) -> DoctorOutput {
         let text = &self.text;
@@ -63,7 +63,7 @@ impl DoctorOutput {
     }
 }
 
-/// Times differ from run to run.
+/// Masks times, which differ between runs.
 fn masked(text: &str) -> String {
     let lines = text.lines().map(|line| match line.split_once(" ms") {
         Some((before, after)) if before.ends_with(|c: char| c.is_ascii_digit()) => {
@@ -75,7 +75,7 @@ fn masked(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n") + "\n"
 }
 
-/// Runs it beside the servers of the test.
+/// Runs the command on a blocking thread, beside the servers of the test.
 async fn run(args: Vec<String>) -> CommandOutput {
     let run = move || evenkeel(["doctor".to_owned()].into_iter().chain(args));
     tokio::task::spawn_blocking(run).await.expect("it runs")
@@ -91,7 +91,7 @@ async fn doctor(bootstrap: &str, more: &[&str]) -> DoctorOutput {
     DoctorOutput::of(&CommandOutput { stdout, ..outcome })
 }
 
-/// A bootstrap with one control plane.
+/// Returns a bootstrap with one control plane.
 fn bootstrap(uri: &str, credentials: &Value) -> String {
     json!({
         "xds_servers": [{ "server_uri": uri, "channel_creds": [credentials] }],
@@ -104,10 +104,10 @@ fn insecure(address: SocketAddr) -> String {
     bootstrap(&address.to_string(), &json!({ "type": "insecure" }))
 }
 
-/// Short, for what never comes; nothing that comes takes as long on a machine that is not stuck.
+/// Short timeout for a response that never arrives. Responses that do arrive are much faster.
 const SOON: [&str; 2] = ["--wait", "4s"];
 
-/// A port that nobody listens on for as long as this is held.
+/// Reserves a port without a listener for as long as the socket is held.
 fn closed_port() -> (TcpSocket, SocketAddr) {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
@@ -115,7 +115,7 @@ fn closed_port() -> (TcpSocket, SocketAddr) {
     (socket, address)
 }
 
-/// A server that says this to whoever says something, and closes.
+/// Starts a server that replies with these bytes to the first input, and closes.
 async fn peer_that_says(bytes: &'static [u8]) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -130,7 +130,7 @@ async fn peer_that_says(bytes: &'static [u8]) -> SocketAddr {
     address
 }
 
-/// A server that takes connections and says nothing.
+/// Starts a server that accepts connections and sends nothing.
 async fn silent_peer() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -143,7 +143,7 @@ async fn silent_peer() -> SocketAddr {
     address
 }
 
-/// An HTTP/2 server that answers every request with these header fields, and nothing more.
+/// Starts an HTTP/2 server that responds to every request with these header fields only.
 async fn peer_that_answers(fields: &'static [(&'static str, &'static str)]) -> SocketAddr {
     let peer = Peer::bind().await;
     let address = peer.address();
@@ -167,12 +167,12 @@ async fn peer_that_answers(fields: &'static [(&'static str, &'static str)]) -> S
     address
 }
 
-/// A control plane that answers those who ask for all listeners, and nobody else.
+/// Starts a control plane that responds to wildcard LDS requests only.
 async fn control_plane_with(names: &'static [&'static str]) -> SocketAddr {
     control_plane_of(names.iter().map(|name| resources::listener_with_rds(name, name)).collect()).await
 }
 
-/// As [`control_plane_with`], with these listeners.
+/// Like [`control_plane_with`], with these listeners.
 async fn control_plane_of(listeners: Vec<Listener>) -> SocketAddr {
     let listeners = listeners.iter().map(resources::any);
     let response = DiscoveryResponse { resources: listeners.collect(), ..DiscoveryResponse::default() };
@@ -201,7 +201,7 @@ async fn control_plane_of(listeners: Vec<Listener>) -> SocketAddr {
     address
 }
 
-/// A control plane with all that `xds:///orders` needs, and the backend behind it.
+/// Starts a control plane with all resources of `xds:///orders`, and the backend.
 async fn mesh() -> (ControlPlane, Backend) {
     let control = ControlPlane::start().await;
     let backend = Backend::start().await;
@@ -209,7 +209,7 @@ async fn mesh() -> (ControlPlane, Backend) {
     (control, backend)
 }
 
-/// Everything works: the whole walk.
+/// All steps pass.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_fine() {
     let (control, _backend) = mesh().await;
@@ -231,7 +231,7 @@ all fine: calls to xds:///orders can be sent
     assert_eq!(shown, expected);
 }
 
-/// No bootstrap at all, and each variable in its place.
+/// Bootstrap from the environment: none, and each variable.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bootstrap_of_the_environment() {
     let ended = DoctorOutput::of(&run(vec!["xds:///orders".to_owned()]).await);
@@ -264,7 +264,7 @@ async fn the_bootstrap_of_the_environment() {
     }
 }
 
-/// Bootstraps that cannot be used, each with its own words.
+/// Unusable bootstraps, each with its own diagnosis.
 #[tokio::test(flavor = "multi_thread")]
 async fn broken_bootstraps() {
     let missing = vec!["xds:///orders".to_owned(), "--bootstrap".to_owned(), "no/such/file".to_owned()];
@@ -293,7 +293,7 @@ async fn broken_bootstraps() {
     }
 }
 
-/// A target that the bootstrap does not know.
+/// A target whose authority is not in the bootstrap.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_authority() {
     let folder = TempFolder::new();
@@ -322,7 +322,7 @@ async fn nobody_listens() {
     doctor(&insecure(address), &[]).await.stopped_at(3, "TCP", "refused", "nobody listens on that port");
 }
 
-/// A full backlog drops packets, as a firewall does.
+/// A full listen backlog drops packets, as a firewall does.
 #[tokio::test(flavor = "multi_thread")]
 async fn packets_vanish() {
     let socket = TcpSocket::new_v4().expect("a socket");
@@ -342,13 +342,13 @@ fn tls_of(ca: &Ca, names: &[&str]) -> Tls {
     Tls { certificate: cert.pem, key: cert.key_pem, client_ca: None }
 }
 
-/// A bootstrap that trusts this authority.
+/// Returns a bootstrap that trusts this CA.
 fn trusting(folder: &TempFolder, ca: &Ca, uri: &str) -> String {
     let file = folder.file("ca.pem", &ca.pem());
     bootstrap(uri, &json!({ "type": "tls", "config": { "ca_certificate_file": file } }))
 }
 
-/// faults 84: TLS that works, and TLS that does not, in as many words as there are reasons.
+/// faults 84: TLS that works, and a distinct diagnosis for each cause of a TLS failure.
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_to_the_control_plane() {
     let folder = TempFolder::new();
@@ -392,7 +392,7 @@ async fn tls_to_the_control_plane() {
     ended.stopped_at(3, "TLS", "TLS handshake", "TLS is spoken to a port that is in the clear");
 }
 
-/// What else may listen on a port.
+/// Servers of other protocols on the control plane's port.
 #[tokio::test(flavor = "multi_thread")]
 async fn other_servers() {
     let web = peer_that_says(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").await;
@@ -410,7 +410,7 @@ async fn other_servers() {
     doctor(&insecure(silent), &SOON).await.stopped_at(3, "HTTP/2", "", "takes connections and says nothing");
 }
 
-/// Control planes that do not take the stream.
+/// Control planes that refuse the ADS stream.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_that_are_refused() {
     let backend = Backend::start().await;
@@ -434,7 +434,7 @@ async fn streams_that_are_refused() {
     ended.stopped_at(1, "ADS", "ended the stream before a response", "ends every stream at once");
 }
 
-/// The control plane says nothing: at all, or about the listener or a cluster.
+/// Control planes that send no response at all, or none for the listener or a cluster.
 #[tokio::test(flavor = "multi_thread")]
 async fn silence() {
     let control = ControlPlane::start().await;
@@ -454,7 +454,7 @@ async fn silence() {
     ended.stopped_at(1, "CDS", "cluster \"gone\"", "knows no cluster of this name");
 }
 
-/// What the client rejects is told with every problem.
+/// A NACKed resource is reported with every problem.
 #[tokio::test(flavor = "multi_thread")]
 async fn resources_that_are_rejected() {
     let (control, _backend) = mesh().await;
@@ -467,7 +467,7 @@ async fn resources_that_are_rejected() {
     assert!(ended.text.contains("virtual_hosts[0].domains[1]"), "{}", ended.text);
 }
 
-/// Routes for another name.
+/// No virtual host matches the authority.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_virtual_host() {
     let (control, _backend) = mesh().await;
@@ -478,7 +478,7 @@ async fn no_virtual_host() {
     ended.stopped_at(1, "RDS", "virtual hosts for orders:80, *.example.com", "port included");
 }
 
-/// Routes within the listener.
+/// Inline routes in the listener.
 #[tokio::test(flavor = "multi_thread")]
 async fn routes_in_the_listener() {
     let (control, _backend) = mesh().await;
@@ -502,7 +502,7 @@ async fn endpoints_that_are_not_there() {
     ended.stopped_at(1, "EDS", "2 endpoints, all DRAINING, UNHEALTHY", "health checks fail");
 }
 
-/// Endpoints that cannot be used, each with its own words.
+/// Unusable endpoints, each with its own diagnosis.
 #[tokio::test(flavor = "multi_thread")]
 async fn endpoints_that_do_not_take_calls() {
     let (control, backend) = mesh().await;
@@ -534,7 +534,7 @@ async fn endpoints_that_do_not_take_calls() {
     assert!(ended.text.contains("of 2 endpoints connected"), "{}", ended.text);
 }
 
-/// A71: the second control plane is used if the first cannot be reached.
+/// A71: the fallback control plane is used if the first is unreachable.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_control_plane() {
     let (control, _backend) = mesh().await;
@@ -569,7 +569,7 @@ async fn without_a_control_plane() {
     ended.stopped_at(1, "TCP", "no.sock", "there is no such file");
 }
 
-/// `--json` has the same words.
+/// `--json` contains the same texts.
 #[tokio::test(flavor = "multi_thread")]
 async fn as_json() {
     let (control, _backend) = mesh().await;
@@ -587,7 +587,7 @@ async fn as_json() {
     assert!(last["ms"].is_u64() && last["next"].is_string(), "{last}");
 }
 
-/// A cluster whose connections are secured by the certificate provider `own`, both ways.
+/// Returns a cluster whose connections use mTLS with the certificate provider `own`.
 fn secured_cluster(name: &str) -> Cluster {
     let provider = CertificateProviderPluginInstance {
         instance_name: "own".to_owned(),
@@ -610,7 +610,7 @@ fn secured_cluster(name: &str) -> Cluster {
     Cluster { transport_socket: Some(socket), ..resources::cluster(name) }
 }
 
-/// A cluster's security is taken, and the files of certificate providers are checked: here they are all there.
+/// The cluster's security applies, and the files of the certificate providers are checked.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_security_of_clusters_is_taken() {
     let (folder, ca) = (TempFolder::new(), Ca::new("ours"));
@@ -648,7 +648,7 @@ async fn the_security_of_clusters_is_taken() {
             |line: &str| line.starts_with("! certificate provider \"own\": ") && line.contains(problem);
         assert!(ended.text.lines().any(is_warned), "{problem} in:\n{}", ended.text);
     }
-    // A missing file, which no cluster needs, is told and ends nothing.
+    // A missing file that no cluster needs is reported, and the checks continue.
     let plain = Backend::start().await;
     control.serve("orders", "pay", &[plain.address()]);
     control.set(resources::cluster("pay"));
@@ -657,7 +657,7 @@ async fn the_security_of_clusters_is_taken() {
     assert!(ended.text.contains("missing.key"), "{}", ended.text);
 }
 
-/// A listener as Istio sends it to Envoy.
+/// Returns a listener as Istio sends it to Envoy.
 fn envoy_listener(name: &str) -> Listener {
     Listener {
         name: name.to_owned(),
@@ -667,7 +667,7 @@ fn envoy_listener(name: &str) -> Listener {
     }
 }
 
-/// A control plane that takes the client for Envoy, as Istio does without `GENERATOR: grpc`.
+/// A control plane that treats the client as Envoy, as Istio does without `GENERATOR: grpc`.
 #[tokio::test(flavor = "multi_thread")]
 async fn listeners_for_envoy() {
     let likely = "Istio does so for nodes without GENERATOR: grpc";
@@ -688,7 +688,7 @@ async fn listeners_for_envoy() {
     ended.stopped_at(1, "LDS", "virtualOutbound", "has listeners for Envoy only");
 }
 
-/// A control plane cannot be found by asking itself.
+/// The URI of a control plane cannot be an xDS target.
 #[tokio::test(flavor = "multi_thread")]
 async fn control_planes_that_are_xds_targets() {
     let nested = bootstrap("xds:///control", &json!({ "type": "insecure" }));

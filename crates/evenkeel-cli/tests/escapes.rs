@@ -1,10 +1,10 @@
-//! Files whose texts hold control characters: no command passes them on to a terminal.
+//! Files with control characters in names: no command writes them to a terminal unescaped.
 
 mod common;
 
 use common::{CommandOutput, TempFolder, evenkeel};
 
-/// As YAML and JSON write it within quotes: clears the screen, begins a line, turns the direction.
+/// Escaped as in quoted YAML and JSON strings: clears the screen, starts a line, changes the text direction.
 const NAME: &str = r"a\u001b[2J\nforged: line\r\u009b31m\u202e\u2028";
 
 fn meshes() -> Vec<(&'static str, String)> {

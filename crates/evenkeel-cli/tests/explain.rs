@@ -1,11 +1,12 @@
-//! `evenkeel explain`, run on meshes: what it says, how it ends, what its JSON holds.
+//! `evenkeel explain` on meshes: text, exit code and JSON.
 
 mod common;
 
 use common::{CommandOutput, TempFolder, evenkeel, first_line};
 use serde_json::{Value, json};
 
-/// Routes by path, header, fraction and weight; two localities, two priorities, drops, limits; an endpoint that is ill.
+/// Routes by path, header, fraction and weight; two localities, two priorities, drops, limits; an unhealthy
+/// endpoint.
 const SHOP: &str = "\
 services:
   orders:
@@ -64,7 +65,7 @@ fn explain_json(mesh: &str, args: &[&str], code: i32) -> Value {
     explain(mesh, &args).ends_with(code).json()
 }
 
-/// The share of each endpoint of a cluster.
+/// Returns the share of each endpoint of a cluster.
 fn shares(cluster: &Value) -> Vec<(String, f64)> {
     let rows = cluster["endpoints"].as_array().expect("a list").iter();
     let share = |row: &Value| {
@@ -81,8 +82,8 @@ fn assert_shares(cluster: &Value, expected: &[(&str, f64)]) {
     assert!(is_same, "expected {expected:?}, found {found:?}");
 }
 
-/// The whole answer: routes that do not match and why, what each of the others takes, the tree with the share of
-/// every endpoint, and what the tree does not show.
+/// The complete text: unmatched routes with the reason, the share of the others, the policy tree with the
+/// share of every endpoint, and the notes.
 #[test]
 fn a_call_is_followed_from_its_route_to_the_shares_of_its_endpoints() {
     let outcome = explain(SHOP, &["--target", "xds:///orders", "--path", "/shop.Orders/Get"]).ends_with(0);
@@ -163,7 +164,7 @@ fn a_header_changes_the_route() {
     );
 }
 
-/// Shares multiply from priority to locality to endpoint, and what is dropped is missing.
+/// Shares multiply from priority to locality to endpoint. Dropped calls are excluded.
 #[test]
 fn the_json_has_exact_shares() {
     let answer = explain_json(SHOP, &["--target", "xds:///orders", "--path", "/shop.Orders/Get"], 0);
@@ -186,7 +187,7 @@ fn the_json_has_exact_shares() {
     assert_eq!(forward["retry"], retry);
 }
 
-/// The endpoint of a call is where its hash is on the ring: the same for the same header, and each has its part of the
+/// The hash selects one endpoint of the ring: the same for the same header. Each endpoint owns a part of the
 /// ring.
 #[test]
 fn a_hash_leads_to_one_endpoint() {
@@ -212,7 +213,7 @@ fn a_hash_leads_to_one_endpoint() {
     assert!(text.starts_with(&first), "{text}");
 }
 
-/// Without the header the hash is random, and the answer does not name an endpoint that it cannot know.
+/// Without the header the hash is random, so no endpoint is named.
 #[test]
 fn a_call_without_a_hash_goes_anywhere() {
     let answer = explain_json(SHOP, &["--target", "xds:///carts"], 0);
@@ -224,7 +225,7 @@ fn a_call_without_a_hash_goes_anywhere() {
     assert_eq!(answer["routes"][0]["forward"]["hash_by_channel"], json!(true));
 }
 
-/// An aggregate cluster is its leaves in order; a DNS name is shown as itself, and said not to be looked up.
+/// An aggregate cluster lists its leaves in order. A DNS name is shown unresolved, with a note.
 #[test]
 fn aggregates_and_dns_are_shown() {
     let text = explain(SHOP, &["--target", "xds:///everything"]).ends_with(0).stdout;
@@ -253,7 +254,7 @@ fn aggregates_and_dns_are_shown() {
     assert_eq!(cluster, expected);
 }
 
-/// The four configs of A52's worked example, each made from the one before it.
+/// The four configs of A52's worked example, each derived from the previous one.
 #[test]
 fn the_stages_are_the_four_configs() {
     let mesh = "\
@@ -291,7 +292,7 @@ clusters:
     }
 }
 
-/// A call that no route takes fails, and the command says so by its exit code.
+/// A call that matches no route fails, and the exit code is 1.
 #[test]
 fn a_call_without_a_route_is_a_finding() {
     let outcome = explain(SHOP, &["--target", "xds:///orders"]).ends_with(1);
@@ -306,7 +307,7 @@ fn a_call_without_a_route_is_a_finding() {
     assert_eq!(outcome.stdout, expected);
 }
 
-/// A policy that the client does not know spoils its cluster alone: its calls fail, with the reason.
+/// An unknown policy invalidates its cluster only. Calls to it fail with the reason.
 #[test]
 fn a_cluster_that_clients_reject_is_a_finding() {
     let mesh = "\
@@ -320,7 +321,7 @@ clusters: {orders: {policy: {myorg.Fastest: {}}, endpoints: [10.0.0.1:1]}}
     assert!(text.starts_with("Calls to xds:///orders go to cluster orders: they fail, "), "{text}");
 }
 
-/// What policies decide at run time is said to be so.
+/// Decisions at run time are reported without a constant share.
 #[test]
 fn shares_that_are_not_fixed_are_not_made_up() {
     let mesh = |policy: &str| {
@@ -339,7 +340,7 @@ fn shares_that_are_not_fixed_are_not_made_up() {
     assert_shares_of_one(&answer["clusters"][0]);
 }
 
-/// One address has everything.
+/// Asserts that one of two addresses gets all calls.
 #[track_caller]
 fn assert_shares_of_one(cluster: &Value) {
     let rows = cluster["endpoints"].as_array().expect("rows");
@@ -375,11 +376,11 @@ fn wrong_use_ends_with_2() {
     assert!(outcome.stderr.contains("mesh.yaml:2:"), "{}", outcome.stderr);
 }
 
-/// Who reads one line only gets one line, and nobody complains.
+/// A reader that closes the pipe after one line causes no error.
 #[test]
 fn a_closed_pipe_ends_it_quietly() {
     let folder = TempFolder::new();
-    // More than a pipe holds.
+    // More than the buffer of a pipe.
     let many: Vec<_> = (0..4000).map(|i| format!("10.0.{}.{}:50051", i / 250, i % 250)).collect();
     let mesh = format!("services: {{a: {{}}}}\nclusters: {{a: {{endpoints: [{}]}}}}\n", many.join(", "));
     let file = folder.file("mesh.yaml", &mesh);
@@ -388,7 +389,7 @@ fn a_closed_pipe_ends_it_quietly() {
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
 }
 
-/// Colours are for terminals, unless asked for.
+/// Output is styled on a terminal only, unless requested.
 #[test]
 fn a_pipe_gets_no_colours() {
     let plain = explain(SHOP, &["--target", "xds:///carts"]).stdout;

@@ -1,4 +1,4 @@
-//! What the command says of itself.
+//! Help texts, usage errors and shell completions.
 
 mod common;
 
@@ -6,7 +6,7 @@ use crate::common::evenkeel;
 
 const COMMANDS: [&str; 7] = ["demo", "serve", "explain", "validate", "inspect", "doctor", "bench"];
 
-/// Each command says what it does and how it is used, in lines that fit a terminal, without colours in a pipe.
+/// Each command has a help text with examples, in lines that fit a terminal, without styles in a pipe.
 #[test]
 fn every_command_helps_with_examples() {
     let all = evenkeel(["--help"]).ends_with(0).stdout;
@@ -30,7 +30,7 @@ fn completions_know_the_commands() {
     }
 }
 
-/// Who asks for what there is not is told, with the exit code for it.
+/// Invalid arguments print the usage and exit with 2.
 #[test]
 fn wrong_usage_ends_with_2() {
     for args in [&["frobnicate"][..], &["serve"], &["explain", "--nonsense"], &["inspect"], &["doctor"], &[]]

@@ -1,4 +1,4 @@
-//! `evenkeel inspect` against real clients, and against peers that answer anything else.
+//! `evenkeel inspect` against real clients, and against other peers.
 
 mod common;
 
@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
-/// A process with one channel to `xds:///orders` that answers CSDS.
+/// Process with one channel to `xds:///orders` and a CSDS service.
 struct InspectedProcess {
     control: ControlPlane,
     backend: Backend,
@@ -31,7 +31,7 @@ struct InspectedProcess {
 }
 
 impl InspectedProcess {
-    /// With a service that works.
+    /// Starts it with a working service.
     async fn start() -> InspectedProcess {
         let control = ControlPlane::start().await;
         let backend = Backend::start().await;
@@ -51,7 +51,7 @@ impl InspectedProcess {
         InspectedProcess { control, backend, client, channel, address }
     }
 
-    /// Waits until some resource of the client is as the test wants it.
+    /// Waits until a resource of the client has this status.
     async fn wait_status(&self, wanted: &str) {
         let found = async {
             loop {
@@ -76,7 +76,7 @@ fn serve_csds(client: XdsClient) -> SocketAddr {
     address
 }
 
-/// A server that says this to whoever connects and asks something, and then closes.
+/// Starts a server that replies with these bytes to the first input, and closes.
 async fn peer_that_says(bytes: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -92,7 +92,7 @@ async fn peer_that_says(bytes: Vec<u8>) -> SocketAddr {
     address
 }
 
-/// The command blocks: it runs beside the servers of the test.
+/// Runs the command on a blocking thread, beside the servers of the test.
 async fn inspect(args: Vec<String>) -> common::CommandOutput {
     let run = move || evenkeel(["inspect".to_owned()].into_iter().chain(args));
     tokio::task::spawn_blocking(run).await.expect("it runs")
@@ -102,7 +102,7 @@ async fn inspect_at(address: SocketAddr) -> common::CommandOutput {
     inspect(vec![address.to_string()]).await
 }
 
-/// Ages and ports differ from run to run.
+/// Masks ages and ports, which differ between runs.
 fn masked(text: &str, addresses: &[(SocketAddr, &str)]) -> String {
     let mut text = text.to_owned();
     for (address, name) in addresses {
@@ -116,7 +116,7 @@ fn masked(text: &str, addresses: &[(SocketAddr, &str)]) -> String {
     words.join(" ")
 }
 
-/// CSDS-3, CSDS-7: every resource of a client, below the one that leads to it.
+/// CSDS-3, CSDS-7: every resource of a client, below the one that refers to it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_works() {
     let process = InspectedProcess::start().await;
@@ -137,7 +137,7 @@ xds:///orders node node-7, evenkeel 0.1.0
     assert_eq!(outcome.stderr, "");
 }
 
-/// CSDS-4, CSDS-8, fault 22: what was rejected is told in full, with what is still served.
+/// CSDS-4, CSDS-8, fault 22: a NACKed resource is shown with its full error and the version in use.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resource_that_is_rejected() {
     let process = InspectedProcess::start().await;
@@ -156,7 +156,7 @@ async fn a_resource_that_is_rejected() {
     assert!(shown.contains("all calls → pay"), "the one in use is shown:\n{shown}");
 }
 
-/// CSDS-8: what the control plane does not have.
+/// CSDS-8: a resource that the control plane does not have.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resource_that_is_missing() {
     let control = ControlPlane::start().await;
@@ -165,12 +165,13 @@ async fn a_resource_that_is_missing() {
     control.set(resources::cluster("other"));
     let process = InspectedProcess::with(control, Backend::start().await);
     process.wait_status("REQUESTED").await;
-    // A cluster that is there once is gone for everybody who asked for all of them.
+    // Absence from a later response counts as deletion only for a cluster that was received before (state of
+    // the world).
     process.control.set(resources::cluster("pay"));
     process.wait_status("ACKED").await;
     process.control.remove::<evenkeel_proto::envoy::config::cluster::v3::Cluster>("pay");
     process.wait_status("DOES_NOT_EXIST").await;
-    // Routes name it, so it stays in use for its grace period.
+    // Routes still name the cluster, so it stays in use for its grace period.
     let gone = async {
         loop {
             let outcome = inspect_at(process.address).await.ends_with(1);
@@ -185,7 +186,7 @@ async fn a_resource_that_is_missing() {
     assert!(shown.contains(": nothing to serve\n"), "{shown}");
 }
 
-/// Routes, weights, health and drops are in words.
+/// Routes, weights, health and drops as text.
 #[tokio::test(flavor = "multi_thread")]
 async fn contents_are_for_people() {
     let process = InspectedProcess::start().await;
@@ -259,7 +260,7 @@ fn rich_routes() -> Vec<evenkeel_proto::envoy::config::route::v3::Route> {
     vec![split, other, resources::route("", "pay")]
 }
 
-/// `--json` is protobuf's JSON, also around what is not known.
+/// `--json` follows protobuf's JSON mapping, also around unknown types.
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_as_json() {
     let process = InspectedProcess::start().await;
@@ -317,7 +318,7 @@ async fn an_evenkeel_process() {
     assert!(json["csds"]["config"].is_array(), "{json}");
 }
 
-/// What answers only one of the two is shown all the same.
+/// A peer that supports only one of the two requests is shown.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_without_csds() {
     let state = json!({
@@ -362,7 +363,7 @@ fn endpoint(address: &str, share: f64, unused: Option<&str>) -> Value {
     })
 }
 
-/// Nobody answers: what was tried, and the likely cause.
+/// Peers without either response: the attempts and the likely cause.
 #[tokio::test(flavor = "multi_thread")]
 async fn peers_that_are_no_clients() {
     let backend = Backend::start().await;
@@ -388,7 +389,7 @@ async fn peers_that_are_no_clients() {
     assert!(outcome.stderr.contains("expected HOST:PORT"), "{}", outcome.stderr);
 }
 
-/// Hostile answers neither panic nor reach the terminal as they are.
+/// Malicious responses neither panic nor reach the terminal unescaped.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_answers() {
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
@@ -419,7 +420,7 @@ async fn hostile_answers() {
     }
 }
 
-/// `--watch` to a pipe: one block after the other, and a quiet end by a signal.
+/// `--watch` in a pipe appends reports and exits silently on a signal.
 #[tokio::test(flavor = "multi_thread")]
 async fn watching() {
     let process = InspectedProcess::start().await;
@@ -434,7 +435,7 @@ async fn watching() {
     assert_eq!(watched.await.expect("it runs").code(), Some(0));
 }
 
-/// A reader that goes away ends the command without a word.
+/// A closed pipe ends the command silently.
 #[tokio::test(flavor = "multi_thread")]
 async fn closed_pipes() {
     let process = InspectedProcess::start().await;

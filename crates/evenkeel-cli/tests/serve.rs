@@ -1,4 +1,5 @@
-//! `evenkeel serve` with a real client: what it prints is enough to call a service, and the file steers the calls.
+//! `evenkeel serve` with a real client: the printed bootstrap is enough to make calls, and edits of the file
+//! redirect them.
 
 mod common;
 
@@ -20,14 +21,14 @@ fn mesh(backends: &[&Backend]) -> String {
     )
 }
 
-/// A channel as a client makes it that was given the printed line.
+/// Creates a channel from the printed bootstrap.
 fn channel(bootstrap: &str) -> Channel {
     let bootstrap = Bootstrap::from_json(bootstrap).expect("the bootstrap can be used");
     let client = XdsClient::builder(bootstrap).build();
     Channel::builder("xds:///orders").xds_client(client).build().expect("a channel")
 }
 
-/// Calls until one is answered by this backend.
+/// Calls until this backend serves one.
 async fn call_until(channel: &Channel, backend: &Backend) {
     let mut client = EchoClient::new(channel.clone());
     let calls = async {
@@ -43,15 +44,15 @@ async fn call_until(channel: &Channel, backend: &Backend) {
     tokio::time::timeout(common::MAX_WAIT, calls).await.expect("the backend is called");
 }
 
-/// The text between quotes of a shell.
+/// Removes the quotes of a shell word.
 fn unquoted(line: &str) -> String {
     let (_, quoted) = line.split_once("='").expect("a quote");
     quoted.strip_suffix('\'').expect("a quote at the end").to_owned()
 }
 
-/// The printed line leads a client to the backends. An edit of the file leads it elsewhere, a bad edit nowhere, and all
-/// of it is told.
-// The client runs while the test waits for lines.
+/// The printed bootstrap leads a client to the backends. An edit of the file redirects it, an invalid edit
+/// changes nothing, and both are reported.
+// The client must run while the test blocks on lines.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
     let [one, other] = [Backend::start().await, Backend::start().await];
@@ -74,7 +75,7 @@ async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
     serve.line_with("accepted endpoints, version 1");
 
     folder.file("mesh.yaml", &mesh(&[&other]));
-    // The client may be faster than the line about the file.
+    // The ACK may precede the line about the file.
     serve.lines_with(["read again: 1 service, 1 cluster, 1 endpoint", "accepted endpoints, version 2"]);
     call_until(&channel, &other).await;
 
@@ -95,8 +96,8 @@ async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
     assert_eq!(serve.end().code(), Some(0));
 }
 
-/// What clients reject is told with their words, as JSON too; SIGTERM ends it well.
-// The client runs while the test waits for lines.
+/// NACKs are reported with the client's error, also as JSON. SIGTERM ends the command with exit code 0.
+// The client must run while the test blocks on lines.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rejection_is_told() {
     let folder = TempFolder::new();
@@ -128,8 +129,8 @@ async fn a_rejection_is_told() {
     assert_eq!(serve.end().code(), Some(0));
 }
 
-/// The bootstrap can go to a file, which clients read.
-// The client runs while the test waits for lines.
+/// Clients can read the bootstrap from the file of `--bootstrap-file`.
+// The client must run while the test blocks on lines.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bootstrap_goes_to_a_file() {
     let folder = TempFolder::new();
@@ -161,7 +162,7 @@ fn what_cannot_be_served_ends_with_2() {
     assert!(outcome.stderr.contains("--listen"), "{}", outcome.stderr);
 }
 
-/// Only this machine can connect unless one says otherwise, and then it is said what that means.
+/// The default address is on loopback. Listening on all interfaces prints a warning.
 #[test]
 fn others_are_let_in_only_if_told_so() {
     let help = evenkeel(["serve", "--help"]).ends_with(0).stdout;
@@ -177,7 +178,7 @@ fn others_are_let_in_only_if_told_so() {
     assert!(uri.ip().is_loopback(), "{uri}");
 }
 
-/// When nobody reads any more, there is nobody to serve for.
+/// A closed pipe ends the command.
 #[test]
 fn a_closed_pipe_ends_it_quietly() {
     let folder = TempFolder::new();
@@ -185,7 +186,7 @@ fn a_closed_pipe_ends_it_quietly() {
     let mut command = command(["serve", &file, "--listen", "127.0.0.1:0"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     drop(child.stdout.take());
-    // It may have said its first words before the pipe was closed; an edit makes it say more.
+    // The first output may precede the close of the pipe, so edits cause further output.
     let end = std::time::Instant::now() + common::MAX_WAIT;
     let mut edits = 0;
     while child.try_wait().expect("our child").is_none() {
@@ -201,10 +202,11 @@ fn a_closed_pipe_ends_it_quietly() {
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
 }
 
-/// Text that would clear the screen, move the cursor, turn the direction, or look like a line of the command's own.
+/// Text that would clear the screen, move the cursor, change the text direction, or imitate a line of the
+/// command.
 const HOSTILE: &str = "x\x1b[2J\x1b]0;title\x07\r\n00:00:00Z  client 9  accepted endpoints, version 666\u{9b}31m\u{202e}\u{2028}\x7f";
 
-/// A client that sends hostile text wherever a client can send text, and then leaves.
+/// Sends malicious text in every text field of a client's requests, and disconnects.
 async fn hostile_client(address: &str) {
     use evenkeel_proto::envoy::config::core::v3::Node;
     use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
@@ -239,17 +241,17 @@ async fn hostile_client(address: &str) {
     requests
         .send(DiscoveryRequest { response_nonce: response.nonce, error_detail: Some(error), ..request })
         .expect("an open stream");
-    // The stream ends after the rejection is read.
+    // The server ends the stream after it has read the NACK.
     drop(requests);
     while let Some(Ok(_)) = responses.next().await {}
 }
 
-/// Returns true for characters that terminals do not show as themselves.
+/// Returns true for characters that terminals do not display literally.
 fn is_hazard(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Neither a terminal nor a reader of lines can be misled by what a client calls itself or says.
+/// A client's name and error texts cannot mislead a terminal or a reader of lines.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_text_of_clients_is_escaped() {
     let folder = TempFolder::new();
@@ -272,7 +274,7 @@ async fn hostile_text_of_clients_is_escaped() {
         let rejected = serve.line_with(if is_json { "\"rejected\"" } else { "REJECTED" });
         let gone = serve.line_with("gone");
         for line in [&connected, &rejected, &gone] {
-            // Our own colours are not the client's.
+            // Remove the command's own styles.
             let plain = ["0", "1", "2", "31", "32", "33"]
                 .iter()
                 .fold(line.clone(), |line, code| line.replace(&format!("\x1b[{code}m"), ""));
@@ -287,7 +289,7 @@ async fn hostile_text_of_clients_is_escaped() {
         }
         serve.signal("INT");
         serve.line_with("stopped");
-        // Every line that was read is known here, so a forged one would show.
+        // All lines have been read, so a forged one would be among them.
         assert!(!serve.lines().any(|line| line.starts_with("00:00:00Z")), "a line is forged");
     }
 }

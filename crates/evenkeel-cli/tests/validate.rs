@@ -1,4 +1,4 @@
-//! `evenkeel validate`, run on files and asked about control planes that are there, bad, silent or gone.
+//! `evenkeel validate` on files, and against control planes that are valid, invalid, silent or unreachable.
 
 mod common;
 
@@ -16,7 +16,7 @@ use testkit::net::certs::Ca;
 use testkit::net::{ControlPlane, Tls};
 use testkit::resources;
 
-/// Every problem of a bootstrap is told at once, each with its line and column.
+/// All problems of a bootstrap are reported at once, each with its line and column.
 #[test]
 fn a_bad_bootstrap_is_shown_where_it_is_bad() {
     let folder = TempFolder::new();
@@ -54,7 +54,7 @@ fn a_good_bootstrap_is_fine_and_unwise_things_are_said() {
     assert_eq!(verdict, format!("{file}: fine: 1 control plane, node \"n\"; 1 warning\n"));
 }
 
-/// What is broken as JSON is shown where the reader gave up, and is taken for a bootstrap all the same.
+/// Malformed JSON is reported with the position of the syntax error, and treated as a bootstrap.
 #[test]
 fn broken_json_is_shown_where_it_breaks() {
     let folder = TempFolder::new();
@@ -91,7 +91,7 @@ fn wrong_use_ends_with_2() {
     }
 }
 
-/// Runs the command while the control plane of the test goes on.
+/// Runs the command on a blocking thread, beside the control plane of the test.
 async fn ask(control: &ControlPlane, more: &'static [&'static str]) -> common::CommandOutput {
     let server = control.address().to_string();
     let run = move || {
@@ -118,7 +118,8 @@ async fn a_control_plane_that_is_fine_is_said_to_be() {
     assert!(!asked.is_empty());
 }
 
-/// A cluster that clients would NACK is told with all its problems, and the control plane is told so too.
+/// A cluster that clients would NACK is reported with all problems, and the NACK is sent to the control
+/// plane.
 #[tokio::test]
 async fn what_a_control_plane_sends_wrong_is_told_with_paths() {
     let control = ControlPlane::start().await;
@@ -138,7 +139,7 @@ async fn what_a_control_plane_sends_wrong_is_told_with_paths() {
     assert!(!control.nacks().is_empty());
 }
 
-/// What does not come is told when the wait is over, also by a control plane that says nothing about it.
+/// Missing resources are reported after the timeout, also if the control plane sends nothing about them.
 #[tokio::test]
 async fn what_does_not_exist_is_told() {
     let control = ControlPlane::start().await;
@@ -156,7 +157,7 @@ async fn what_does_not_exist_is_told() {
     assert_eq!(verdict["subject"], "xds:///orders");
 }
 
-/// The bootstrap of a service says whom to ask.
+/// `--bootstrap` selects the control planes.
 #[tokio::test]
 async fn the_control_planes_of_a_bootstrap_are_asked() {
     let control = ControlPlane::start().await;
@@ -169,7 +170,7 @@ async fn the_control_planes_of_a_bootstrap_are_asked() {
     assert!(nodes.iter().all(|node| node.id == "from-the-file") && !nodes.is_empty(), "{nodes:?}");
 }
 
-/// A control plane that is gone is no finding where the next one of the bootstrap answers.
+/// An unreachable control plane is not a finding if the fallback responds.
 #[tokio::test]
 async fn the_second_control_plane_is_asked_if_the_first_is_gone() {
     let [gone, control] = [ControlPlane::start().await, ControlPlane::start().await];
@@ -183,7 +184,7 @@ async fn the_second_control_plane_is_asked_if_the_first_is_gone() {
     tokio::task::spawn_blocking(run).await.expect("the command ran").ends_with(0);
 }
 
-/// With --tls the certificate is checked against the system's roots: here, one that the test made.
+/// `--tls` verifies the certificate against the system's roots, here the CA of the test.
 #[tokio::test]
 async fn tls_is_spoken_if_asked_for() {
     let ca = Ca::new("the test's own");
@@ -223,7 +224,8 @@ async fn a_dead_control_plane_cannot_be_reached() {
     assert_eq!(outcome.stdout, "");
 }
 
-/// One that accepts streams and answers nothing is there, and what it does not send is told.
+/// A control plane that accepts the stream and sends nothing counts as reachable. The missing resources are
+/// reported.
 #[tokio::test]
 async fn a_silent_control_plane_is_given_up() {
     let control = ControlPlane::start().await;
@@ -234,7 +236,7 @@ async fn a_silent_control_plane_is_given_up() {
     assert_eq!(outcome.stdout, expected);
 }
 
-/// A mesh that can be used is counted; the errors of one that cannot are told with their places.
+/// A valid mesh is summarized. The errors of an invalid one are reported with their positions.
 #[test]
 fn a_mesh_is_judged_by_its_yaml_first() {
     let folder = TempFolder::new();
@@ -255,7 +257,7 @@ fn a_mesh_is_judged_by_its_yaml_first() {
     assert_eq!(lines.last(), Some(&format!("{bad}: 1 error").as_str()));
 }
 
-/// What a mesh may say and clients would NACK is told with the resource, the path of the field and the place of the
+/// A resource that clients would NACK is reported with its name, the field path and the position of the
 /// cluster in the file.
 #[test]
 fn what_clients_would_nack_is_told() {
@@ -278,7 +280,7 @@ fn what_clients_would_nack_is_told() {
     assert!(text.starts_with("would be NACKed: ") && text.contains("myorg.Fastest"), "{text}");
 }
 
-/// A cluster that is right in every field and has nobody to call is an error too.
+/// A valid cluster without a usable endpoint is an error.
 #[test]
 fn a_cluster_with_nobody_to_call_is_told() {
     let folder = TempFolder::new();
@@ -292,7 +294,7 @@ fn a_cluster_with_nobody_to_call_is_told() {
     assert!(first.contains("no healthy endpoints"), "{first}");
 }
 
-/// What a file is can be said; a mesh in JSON is told from a bootstrap by itself.
+/// `--kind` sets the kind of a file. A mesh in JSON is detected without it.
 #[test]
 fn what_a_file_is_can_be_told() {
     let folder = TempFolder::new();
@@ -305,7 +307,7 @@ fn what_a_file_is_can_be_told() {
     assert!(outcome.stdout.contains("xds_servers"), "{}", outcome.stdout);
 }
 
-/// What policies say to the endpoints that they get is a warning, and changes no exit code.
+/// Warnings of policies about their endpoints do not change the exit code.
 #[test]
 fn what_policies_complain_of_is_a_warning() {
     let folder = TempFolder::new();
@@ -351,7 +353,8 @@ async fn targets_without_a_call_that_succeeds_are_told() {
     assert!(first.ends_with("xDS node id \"evenkeel-validate\")"), "{first}");
 }
 
-/// Ignored fields of accepted resources are warnings: those that the parser knows, and those that it skips.
+/// Ignored fields of accepted resources are warnings: fields that the parser decodes, and fields that it
+/// skips.
 #[tokio::test]
 async fn ignored_fields_are_told() {
     let control = ControlPlane::start().await;
@@ -368,7 +371,7 @@ async fn ignored_fields_are_told() {
     action.hash_policy = vec![policy];
     host.routes.insert(0, by_query);
     let mut value = routes.encode_to_vec();
-    // `request_headers_to_add` and `request_mirror_policies` of the configuration, each without a value.
+    // `request_headers_to_add` and `request_mirror_policies` of the route configuration, both empty.
     value.extend_from_slice(&[6 << 3 | 2, 0, 13 << 3 | 2, 0]);
     control.set_raw::<RouteConfiguration>("orders", Any { type_url: RouteConfiguration::type_url(), value });
     let outcome = ask(&control, &[]).await.ends_with(0);
@@ -388,7 +391,7 @@ async fn ignored_fields_are_told() {
     assert!(outcome.stdout.ends_with("; 4 warnings\n"), "{}", outcome.stdout);
 }
 
-/// A control plane that is an xDS target cannot be asked, and a target without a control plane neither.
+/// A control plane with an xDS target as URI is unsupported, and so is a target without a control plane.
 #[test]
 fn control_planes_that_cannot_be_asked_are_told() {
     let folder = TempFolder::new();

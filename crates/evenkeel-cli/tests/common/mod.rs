@@ -1,9 +1,9 @@
-//! Runs the command as people do: a process with arguments, files and pipes.
+//! Runs the command as a process with arguments, files and pipes.
 //!
-//! [`evenkeel`] runs it to its end; [`RunningCommand`] is one that goes on until it is stopped, with its output read line by
-//! line. A [`TempFolder`] holds the files of a test and goes away with it. Every wait has a bound that only a failure reaches.
+//! [`evenkeel`] runs it to completion. [`RunningCommand`] runs until it is stopped, and its output is read
+//! line by line. A [`TempFolder`] holds the files of a test and is removed on drop. Every wait has a bound
+//! that only a failure reaches.
 
-// Each test binary uses its own part.
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
 use std::ffi::OsStr;
@@ -13,10 +13,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Only a failure waits this long.
+/// Maximum wait. Only a failing test reaches it.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(30);
 
-/// What came of a run.
+/// Exit code and output of a run.
 #[derive(Debug)]
 pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
@@ -24,13 +24,13 @@ pub(crate) struct CommandOutput {
     pub(crate) stderr: String,
 }
 
-/// Runs the command to its end.
+/// Runs the command to completion.
 pub(crate) fn evenkeel<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> CommandOutput {
     let output = command(args).output().expect("the command starts");
     CommandOutput { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
 }
 
-/// The command with these arguments, nothing to read and none of the caller's settings.
+/// Returns the command with these arguments, without standard input and without inherited settings.
 pub(crate) fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
     command.args(args).stdin(Stdio::null());
@@ -41,14 +41,14 @@ pub(crate) fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Com
 }
 
 impl CommandOutput {
-    /// Checks the exit code, and shows everything if it is another.
+    /// Asserts the exit code. The failure message contains the whole output.
     #[track_caller]
     pub(crate) fn ends_with(self, code: i32) -> CommandOutput {
         assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
         self
     }
 
-    /// Standard output as one JSON value.
+    /// Parses standard output as one JSON value.
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error} in:\n{}", self.stdout))
@@ -59,7 +59,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the command writes UTF-8")
 }
 
-/// The files of a test.
+/// Temporary folder for the files of a test.
 pub(crate) struct TempFolder(tempfile::TempDir);
 
 impl TempFolder {
@@ -67,7 +67,7 @@ impl TempFolder {
         TempFolder(tempfile::tempdir().expect("a folder for the test's files"))
     }
 
-    /// Writes a file, or writes it anew, and gives its path.
+    /// Writes or overwrites a file and returns its path.
     pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.path(name);
         std::fs::write(&path, text).expect("the file can be written");
@@ -79,16 +79,16 @@ impl TempFolder {
     }
 }
 
-/// A command that goes on until it is stopped. Dropping it kills it.
+/// Running command. It is killed on drop.
 pub(crate) struct RunningCommand {
     child: Child,
     lines: Receiver<String>,
-    /// What was read so far, for failures.
+    /// Lines read so far, for failure messages.
     seen: Vec<String>,
 }
 
 impl RunningCommand {
-    /// Starts the command; its standard error goes to the test's.
+    /// Starts the command. It inherits the test's standard error.
     pub(crate) fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> RunningCommand {
         let mut command = command(args);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
@@ -104,14 +104,14 @@ impl RunningCommand {
         RunningCommand { child, lines, seen: Vec::new() }
     }
 
-    /// The next line of standard output that holds this text; those before it are skipped.
+    /// Returns the next line of standard output that contains the text. Lines before it are skipped.
     #[track_caller]
     pub(crate) fn line_with(&mut self, text: &str) -> String {
         let [line] = self.lines_with([text]);
         line
     }
 
-    /// The next lines that hold these texts, in whatever order they come; others are skipped.
+    /// Returns the next lines that contain these texts, in any order. Other lines are skipped.
     #[track_caller]
     pub(crate) fn lines_with<const N: usize>(&mut self, texts: [&str; N]) -> [String; N] {
         let end = Instant::now() + MAX_WAIT;
@@ -135,19 +135,19 @@ impl RunningCommand {
         found.map(Option::unwrap_or_default)
     }
 
-    /// The lines that were read so far.
+    /// Returns the lines read so far.
     pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
         self.seen.iter().map(String::as_str)
     }
 
-    /// Sends a signal by its name, as in `INT` or `TERM`.
+    /// Sends a signal by name, such as `INT` or `TERM`.
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-s", name, &pid]).status().expect("there is a kill command");
         assert!(sent.success(), "the command still runs");
     }
 
-    /// Waits for its end.
+    /// Waits for the process to exit.
     #[track_caller]
     pub(crate) fn end(&mut self) -> ExitStatus {
         let end = Instant::now() + MAX_WAIT;
@@ -163,14 +163,14 @@ impl RunningCommand {
 
 impl Drop for RunningCommand {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Fails if the process has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Runs the command and closes its standard output after the first line, as `head -1` does. Gives that line, the exit
-/// code and what it wrote to standard error.
+/// Runs the command and closes its standard output after the first line, as `head -1` does. Returns that
+/// line, the exit code and standard error.
 pub(crate) fn first_line<S: AsRef<OsStr>>(
     args: impl IntoIterator<Item = S>,
 ) -> (String, Option<i32>, String) {
