@@ -191,7 +191,7 @@ impl AsyncWrite for AdminSocket {
     }
 }
 
-/// A deadline that starts with the first look at it, and again after it was cleared.
+/// Deadline that starts on the first poll, and restarts on the first poll after it was cleared.
 struct IoDeadline {
     after: Duration,
     sleep: Pin<Box<Sleep>>,

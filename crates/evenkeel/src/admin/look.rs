@@ -1,4 +1,4 @@
-//! What is to be seen in the process: its channels and xDS clients.
+//! Samples of the process: its channels and xDS clients.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -18,14 +18,14 @@ use crate::telemetry::traffic::{CallStats, CallStatsSnapshot};
 static CHANNELS: Mutex<Vec<(u64, Weak<ChannelInner>)>> = Mutex::new(Vec::new());
 static IDS: AtomicU64 = AtomicU64::new(1);
 
-/// A channel was made: it can be seen for as long as it lives.
+/// Registers a new channel. The registry holds a weak reference, so a channel is listed only while it exists.
 pub(crate) fn register_channel(channel: &Arc<ChannelInner>) {
     let mut channels = CHANNELS.lock().unwrap_or_else(PoisonError::into_inner);
     channels.retain(|(_, channel)| channel.strong_count() > 0);
     channels.push((IDS.fetch_add(1, Ordering::Relaxed), Arc::downgrade(channel)));
 }
 
-/// All of it at one moment.
+/// Channels and xDS clients at one time.
 #[derive(Debug, Default)]
 pub(super) struct AdminSample {
     pub(super) channels: Vec<ChannelSample>,
@@ -46,7 +46,8 @@ pub(super) struct ChannelSample {
 pub(super) struct EndpointSample {
     pub(super) position: EndpointPosition,
     pub(super) counts: CallStatsSnapshot,
-    /// Held, so that an endpoint whose connection is lost goes on where it stopped.
+    /// Keeps the counters alive across a reconnect: [`ChannelStats`](crate::telemetry::traffic::ChannelStats)
+    /// holds them weakly.
     pub(super) _stats: Vec<Arc<CallStats>>,
 }
 
@@ -123,7 +124,7 @@ fn client_state(client: &XdsClient, config: ClientConfig) -> XdsClientInfo {
     }
 }
 
-/// `Listener` rather than its whole URL.
+/// Returns the message name of a type URL, such as `Listener`.
 fn kind(type_url: &str) -> String {
     type_url.rsplit(['.', '/']).next().unwrap_or(type_url).to_owned()
 }
@@ -133,7 +134,7 @@ fn millis(time: &Timestamp) -> Option<u64> {
     Some(seconds.checked_mul(1000)? + u64::try_from(time.nanos).ok()? / 1_000_000)
 }
 
-/// The time of day, in milliseconds since 1970.
+/// Returns the wall-clock time in milliseconds since the Unix epoch.
 pub(super) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

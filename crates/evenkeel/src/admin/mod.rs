@@ -1,8 +1,8 @@
-//! A server for those who look inside a process: a live page, its data as JSON, and CSDS, on one port.
+//! Admin server: a live status page, its data as JSON, and CSDS, on one port.
 //!
-//! It shows every channel and every xDS client of the process: the policies with their states, and for each endpoint the calls
-//! that it should get and gets, how they end, how long they take and how busy it says it is. Nobody can change anything through
-//! it. It is on loopback unless told otherwise, and refuses what other web pages ask through a browser.
+//! It shows every channel and every xDS client of the process: the policies with their states, and for each
+//! endpoint the expected and actual share of calls, outcomes, latencies and reported utilization. It is
+//! read-only. It listens on loopback by default and rejects cross-origin requests of browsers.
 //!
 //! ```no_run
 //! # async fn example() -> std::io::Result<()> {
@@ -12,19 +12,21 @@
 //! # }
 //! ```
 //!
-//! | path | what |
+//! | path | response |
 //! |---|---|
-//! | `/` | the page |
+//! | `/` | status page |
 //! | `/api/state` | a [`AdminState`] as JSON |
-//! | `/api/events` | the same, again and again, as server-sent events |
+//! | `/api/events` | each new [`AdminState`], as server-sent events |
 //! | `/api/history` | a list of [`ChannelHistory`], one for each channel, as JSON |
-//! | gRPC `ClientStatusDiscoveryService` | what [`Csds`](crate::csds::Csds) tells |
+//! | gRPC `ClientStatusDiscoveryService` | status of the xDS clients, as by [`Csds`](crate::csds::Csds) |
 //!
-//! The server has limits: 64 connections, 64 event streams, 30 s for a request head and for a peer that does not read, 1 MiB
-//! for a request. Browsers keep what it answers from pages of other origins (`Cross-Origin-Resource-Policy`), and requests that
-//! such pages make are refused (`Host`, `Origin`, `Sec-Fetch-Site`).
+//! The server has limits: 64 connections, 64 event streams, 30 s for a request head and for a peer that does
+//! not read, 1 MiB for a request. Responses are withheld from pages of other origins
+//! (`Cross-Origin-Resource-Policy`), and requests of such pages are rejected (`Host`, `Origin`,
+//! `Sec-Fetch-Site`).
 //!
-//! Calls are counted from the first start on, at the price of two looks at the clock for each call; before that nothing is.
+//! Calls are counted from the first start on. Counting reads the clock twice per call; without a start, no
+//! clock is read.
 
 mod listener;
 mod look;
@@ -50,7 +52,7 @@ pub(crate) use look::register_channel;
 pub use state::*;
 use watcher::StateWatcher;
 
-/// Looks at the process again and again, until its last clone is dropped.
+/// Periodic samples of the process. Sampling stops when the last clone is dropped.
 #[derive(Clone)]
 pub struct AdminWatch {
     shared: Arc<AdminWatchInner>,
@@ -62,7 +64,7 @@ struct AdminWatchInner {
     sampler: AbortHandle,
 }
 
-/// The last look, ready to be sent.
+/// Latest sample, serialized for responses.
 #[derive(Clone)]
 struct LatestState {
     state: Bytes,
@@ -71,7 +73,7 @@ struct LatestState {
 }
 
 impl AdminWatch {
-    /// Begins to look, this often. `title` is what the process is called.
+    /// Starts sampling at this interval, which is at least 10 ms. `title` names the process.
     pub async fn start(title: impl Into<String>, every: Duration) -> AdminWatch {
         crate::telemetry::traffic::enable();
         let watcher = Arc::new(Mutex::new(StateWatcher::new(title.into(), look::now())));
@@ -81,19 +83,19 @@ impl AdminWatch {
         AdminWatch { shared: Arc::new(AdminWatchInner { watcher, sampler }), latest }
     }
 
-    /// The last look.
+    /// Returns the latest state.
     pub fn state(&self) -> Arc<AdminState> {
         self.latest.borrow().seen.clone()
     }
 
-    /// The next look.
+    /// Waits for the next sample and returns its state.
     pub async fn changed(&mut self) -> Arc<AdminState> {
-        // It goes on for as long as this lives.
+        // Cannot fail: the sampler runs while `self` exists.
         let _ = self.latest.changed().await;
         self.latest.borrow_and_update().seen.clone()
     }
 
-    /// Notes on the time line that something happened which only the application knows of.
+    /// Adds an application event, such as a deployment, to the event list.
     pub fn mark(&self, text: impl Into<String>) {
         lock(&self.shared.watcher).mark(look::now(), text.into());
     }
@@ -111,17 +113,17 @@ impl fmt::Debug for AdminWatch {
     }
 }
 
-/// A running server. It ends when this is dropped.
+/// Running admin server. It stops when dropped.
 #[derive(Debug)]
 pub struct AdminServer {
     address: SocketAddr,
     watch: AdminWatch,
-    /// Dropped: the server ends.
+    /// Dropping the sender stops the server.
     _serving: watch::Sender<()>,
 }
 
 impl AdminServer {
-    /// Settings; [`AdminServerBuilder::start`] starts it.
+    /// Returns a builder. [`AdminServerBuilder::start`] starts the server.
     pub fn builder() -> AdminServerBuilder {
         AdminServerBuilder {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
@@ -130,18 +132,18 @@ impl AdminServer {
         }
     }
 
-    /// Where it listens.
+    /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it shows.
+    /// Returns the samples that the server shows.
     pub fn watch(&self) -> &AdminWatch {
         &self.watch
     }
 }
 
-/// Settings of an [`AdminServer`] server.
+/// Builder of an [`AdminServer`].
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `start`"]
 pub struct AdminServerBuilder {
@@ -151,21 +153,22 @@ pub struct AdminServerBuilder {
 }
 
 impl AdminServerBuilder {
-    /// Where to listen; on a free port of 127.0.0.1 unless set. Whoever can reach it sees everything: what to let through is
-    /// then your network's business.
+    /// Sets the listening address. The default is a free port of 127.0.0.1. The server has no authentication:
+    /// every peer that can reach the address can read everything.
     pub fn listen(mut self, address: SocketAddr) -> AdminServerBuilder {
         self.listen = address;
         self
     }
 
-    /// What to show; unless set, a [`AdminWatch`] with the name of the program that looks every second.
+    /// Sets the samples to show. The default is an [`AdminWatch`] with the program's name and an interval of
+    /// one second.
     pub fn watch(mut self, watch: AdminWatch) -> AdminServerBuilder {
         self.watch = Some(watch);
         self
     }
 
-    /// A name that browsers may know the server by, beside addresses and `localhost`. Other names are refused, since they may
-    /// have been made to lead here.
+    /// Allows a host name in requests, in addition to IP addresses and `localhost`. Other names are rejected
+    /// as a defence against DNS rebinding.
     pub fn allow_host(mut self, name: impl Into<String>) -> AdminServerBuilder {
         self.names.push(name.into());
         self
@@ -175,7 +178,7 @@ impl AdminServerBuilder {
     ///
     /// # Errors
     ///
-    /// The address cannot be listened on.
+    /// Returns an error if the address cannot be bound.
     pub async fn start(self) -> io::Result<AdminServer> {
         let listener = TcpListener::bind(self.listen).await.map_err(|error| {
             io::Error::new(
@@ -227,7 +230,7 @@ async fn sample_once(watcher: &Mutex<StateWatcher>) -> LatestState {
         let mut watcher = lock(watcher);
         (watcher.handle_sample(seen, look::now()), watcher.histories())
     };
-    // Neither can fail: all keys are text.
+    // Cannot fail: all map keys are strings.
     let json = |text: Result<Vec<u8>, serde_json::Error>| text.map(Bytes::from).unwrap_or_default();
     LatestState {
         state: json(serde_json::to_vec(&state)),
@@ -242,7 +245,7 @@ fn program_name() -> String {
     name.map_or_else(|| "evenkeel".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Nothing panics while it is held.
+/// Locks the watcher. Poisoning is ignored: no code panics while holding the lock.
 fn lock(watcher: &Mutex<StateWatcher>) -> std::sync::MutexGuard<'_, StateWatcher> {
     watcher.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! The server: the page, its data, and CSDS, on one port.
+//! HTTP routes of the admin server: the page, its data and CSDS, on one port.
 //!
-//! A page of another origin could have a browser send requests here: by a host name that resolves to this address, or from its
-//! own origin. Both are refused.
+//! A page of another origin could make a browser send requests here: by DNS rebinding, or from its own
+//! origin. Both are rejected.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -29,31 +29,31 @@ use super::listener::{ActiveRequest, RequestGauge};
 use super::page::{FILES, POLICY};
 use crate::resolver::xds::csds::Csds;
 
-/// The names under which we may be asked, beside addresses and `localhost`.
+/// Host names allowed in requests, in addition to IP addresses and `localhost`.
 pub(super) type AllowedHosts = Arc<[String]>;
 
 const JSON: &str = "application/json";
 
-/// Keeps responses from pages of other origins that embed them as images or scripts.
+/// Response header that keeps other origins from embedding responses as images or scripts.
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
-/// Relation of the requesting page to this server, as browsers state it.
+/// Request header in which a browser states the relation of the requesting page to this server.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// What requests are answered from.
+/// State shared by the request handlers.
 #[derive(Clone)]
 pub(super) struct RouterState {
     pub(super) latest: watch::Receiver<LatestState>,
-    /// Its sender is gone: the server ends.
+    /// Closed when the server stops.
     pub(super) ended: watch::Receiver<()>,
-    /// One permit for each stream of events that may be open.
+    /// One permit per open event stream.
     pub(super) event_streams: Arc<Semaphore>,
 }
 
-/// Maximum number of open streams of events. Each holds a copy of the state.
+/// Maximum number of open event streams. Each holds a copy of the state.
 pub(super) const MAX_EVENT_STREAMS: usize = 64;
 
-/// Maximum size of a request in bytes. Those for the page have none, and those of CSDS are small.
+/// Maximum size of a request body in bytes. Requests of the page have none, and those of CSDS are small.
 const MAX_REQUEST_BYTES: u64 = 1 << 20;
 
 pub(super) fn router(router_state: RouterState, names: AllowedHosts) -> Router {
@@ -85,7 +85,7 @@ async fn history(Extracted(router_state): Extracted<RouterState>) -> Response {
     typed(JSON, router_state.latest.borrow().history.clone())
 }
 
-/// Every state from now on, the present one first. Who reads slowly gets the latest, not all of them.
+/// Streams every state, starting with the current one. A slow reader skips states and gets the latest.
 async fn events(
     Extracted(RouterState { mut latest, mut ended, event_streams }): Extracted<RouterState>,
 ) -> Response {
@@ -129,7 +129,7 @@ async fn harden(mut response: Response) -> Response {
     response
 }
 
-/// Counts a request as in flight on its connection until the response has ended.
+/// Counts a request as active on its connection until the response has ended.
 async fn count_request(
     ConnectInfo(gauge): ConnectInfo<RequestGauge>,
     request: Request,
@@ -139,7 +139,7 @@ async fn count_request(
     next.run(request).await.map(|body| Body::new(CountedBody { body, _active: active }))
 }
 
-/// The body of a response whose request counts as active until this is dropped.
+/// Response body whose request counts as active until the body is dropped.
 struct CountedBody {
     body: Body,
     _active: ActiveRequest,
@@ -181,7 +181,7 @@ async fn reject_foreign_requests(
     }
 }
 
-/// What is wrong with where a request comes from, if anything is.
+/// Returns the reason to reject a request by its host or origin, if there is one.
 fn rejection_reason(uri: &Uri, headers: &HeaderMap, names: &[String]) -> Option<String> {
     let host = match (uri.authority(), headers.get(HOST)) {
         (Some(authority), _) => authority.clone(),
@@ -197,7 +197,8 @@ fn rejection_reason(uri: &Uri, headers: &HeaderMap, names: &[String]) -> Option<
             host.host()
         ));
     }
-    // Requests for images and scripts have no origin; this header tells them apart, and no page can set it.
+    // Requests for images and scripts have no `Origin`. Browsers set `Sec-Fetch-Site` on them, and pages
+    // cannot change it.
     let site = headers.get(FETCH_SITE).map(HeaderValue::as_bytes);
     if site.is_some_and(|site| matches!(site, b"cross-site" | b"same-site")) {
         return Some(
@@ -210,7 +211,7 @@ fn rejection_reason(uri: &Uri, headers: &HeaderMap, names: &[String]) -> Option<
     (!is_same).then(|| "pages of other origins may not look in here".to_owned())
 }
 
-/// A name that somebody made to lead here is none of these; an address is what it says.
+/// Returns true for an allowed host. An IP address is always allowed: DNS rebinding needs a name.
 fn is_allowed_host(host: &str, names: &[String]) -> bool {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     bare.parse::<IpAddr>().is_ok()

@@ -1,205 +1,206 @@
-//! What the page shows, as data: the same that `/api/state` answers and that [`AdminState`] reads back.
+//! Data of the status page: the JSON of `/api/state`, which [`AdminState`] also deserializes.
 //!
-//! Times are milliseconds since 1970; rates, got shares and latencies are those of the last second or so, totals those since the channel began.
+//! Times are milliseconds since the Unix epoch. Rates, actual shares and latencies cover the last two sampling
+//! intervals. Totals start when the process first enables counting, or with the channel if that is later.
 
 use evenkeel_core::{ConnectivityState, Description};
 use serde::{Deserialize, Serialize};
 
-/// A process at one moment.
+/// State of a process at one time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AdminState {
-    /// What the process calls itself.
+    /// Name of the process.
     pub title: String,
-    /// The version of evenkeel.
+    /// Version of evenkeel.
     pub version: String,
-    /// The process.
+    /// Process id.
     pub pid: u32,
-    /// When it began to be watched.
+    /// Time at which sampling started.
     pub since: u64,
-    /// When this was seen.
+    /// Time of this sample.
     pub at: u64,
-    /// Its channels, the oldest first.
+    /// Channels, oldest first.
     pub channels: Vec<ChannelInfo>,
-    /// Its xDS clients.
+    /// xDS clients of the process.
     pub xds: Vec<XdsClientInfo>,
-    /// What happened, the oldest first; the last few hundred.
+    /// Latest events, oldest first; at most a few hundred.
     pub events: Vec<AdminEvent>,
-    /// What its operator may want to look at.
+    /// Problems that an operator should check.
     pub hints: Vec<String>,
 }
 
-/// A channel at one moment.
+/// State of a channel at one time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ChannelInfo {
-    /// Stays the same while the channel lives, and is no other channel's.
+    /// Id of the channel, unique in the process.
     pub id: u64,
-    /// What it was built for.
+    /// Target of the channel.
     pub target: String,
-    /// How well it is connected.
+    /// Connectivity state of the channel.
     pub state: ConnectivityState,
-    /// Its calls.
+    /// Calls of the channel.
     pub traffic: TrafficStats,
-    /// Every endpoint of the tree, in its order.
+    /// Endpoints of the policy tree, in its order.
     pub endpoints: Vec<EndpointInfo>,
-    /// Its policies; none while the channel rests.
+    /// Policy tree; `None` while the channel is IDLE.
     pub tree: Option<Description>,
 }
 
-/// An endpoint at one moment.
+/// State of an endpoint at one time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EndpointInfo {
-    /// Where it is; the first address if it has several.
+    /// Address of the endpoint; the first one if it has several.
     pub address: String,
-    /// What the control plane calls it.
+    /// Hostname from the control plane.
     pub name: Option<String>,
-    /// Of which cluster it is.
+    /// Cluster of the endpoint.
     pub cluster: Option<String>,
-    /// Of which priority it is; 0 is the first choice.
+    /// Priority of the endpoint; 0 is the highest.
     pub priority: Option<u32>,
-    /// Of which locality it is.
+    /// Locality of the endpoint.
     pub locality: Option<String>,
-    /// The state of its connection, as its policy counts it.
+    /// Connectivity state, as the policy uses it.
     pub state: ConnectivityState,
-    /// Why it gets no calls, if it gets none.
+    /// Reason why the endpoint gets no calls, if it gets none.
     pub unused: Option<String>,
-    /// The weight in force, if its policy weighs.
+    /// Current weight, if the policy uses weights.
     pub weight: Option<f64>,
-    /// The share of the cluster's calls that it should get, 0 to 1, if that is fixed.
+    /// Expected share of the cluster's calls, 0 to 1, if constant.
     pub want: Option<f64>,
-    /// The share of the cluster's calls that it got, 0 to 1; none while there are no calls.
+    /// Actual share of the cluster's calls, 0 to 1; `None` without calls.
     pub got: Option<f64>,
-    /// How busy it says it is (ORCA); 1 is all that it can do.
+    /// Utilization that the endpoint reported (ORCA); 1 is full.
     pub utilization: Option<f64>,
-    /// Its calls.
+    /// Calls to the endpoint.
     pub traffic: TrafficStats,
 }
 
-/// Calls of a channel or an endpoint.
+/// Call statistics of a channel or an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TrafficStats {
-    /// How many began.
+    /// Number of calls started.
     pub started: u64,
-    /// How many ended well.
+    /// Number of calls that ended with OK.
     pub succeeded: u64,
-    /// How many ended with an error.
+    /// Number of calls that ended with an error.
     pub failed: u64,
-    /// How many have not ended.
+    /// Number of active calls.
     pub in_flight: u64,
-    /// Calls that began per second.
+    /// Calls started per second.
     pub rate: f64,
-    /// Calls that failed per second.
+    /// Calls failed per second.
     pub failures: f64,
-    /// Half of the calls took at most this long, in milliseconds.
+    /// Median latency in milliseconds.
     pub p50_ms: Option<f64>,
-    /// 99 of 100 calls took at most this long, in milliseconds.
+    /// 99th percentile of the latency in milliseconds.
     pub p99_ms: Option<f64>,
 }
 
-/// An xDS client at one moment.
+/// State of an xDS client at one time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct XdsClientInfo {
-    /// What it is called among the clients of the process (CSDS).
+    /// Client scope, as in CSDS.
     pub scope: String,
-    /// The node that it says it is.
+    /// Node id of the client.
     pub node: String,
-    /// The control planes that it has talked to, and whether it is connected.
+    /// Control planes that the client has used.
     pub servers: Vec<XdsServerInfo>,
-    /// Every resource that it wants.
+    /// Resources that the client subscribes to.
     pub resources: Vec<XdsResourceInfo>,
 }
 
-/// A control plane as a client sees it.
+/// Control plane of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct XdsServerInfo {
-    /// Where it is.
+    /// URI of the control plane.
     pub uri: String,
-    /// Whether there is a working stream.
+    /// True if the ADS stream works.
     pub connected: bool,
 }
 
-/// A resource as a client sees it.
+/// Resource of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct XdsResourceInfo {
-    /// `Listener`, `RouteConfiguration`, `Cluster`, `ClusterLoadAssignment`.
+    /// Message name: `Listener`, `RouteConfiguration`, `Cluster`, `ClusterLoadAssignment`.
     pub kind: String,
-    /// Its name.
+    /// Name of the resource.
     pub name: String,
-    /// The version in use; empty if there is none.
+    /// Version in use; empty if there is none.
     pub version: String,
-    /// As CSDS names it: `ACKED`, `NACKED`, `REQUESTED`, `DOES_NOT_EXIST`, `TIMEOUT`, `RECEIVED_ERROR`.
+    /// CSDS status: `ACKED`, `NACKED`, `REQUESTED`, `DOES_NOT_EXIST`, `TIMEOUT`, `RECEIVED_ERROR`.
     pub status: String,
-    /// When the version in use came.
+    /// Time at which the version in use was received.
     pub updated: Option<u64>,
-    /// What is wrong with what came since.
+    /// Error of a later update.
     pub error: Option<XdsResourceError>,
 }
 
-/// Why a resource was not taken.
+/// Error of a rejected resource update.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct XdsResourceError {
-    /// The version that was not taken.
+    /// Version that was rejected.
     pub version: String,
-    /// Every problem with it.
+    /// All problems of the update.
     pub details: String,
-    /// When it came.
+    /// Time at which the update was received.
     pub at: Option<u64>,
 }
 
-/// Something that happened.
+/// Entry of the event list.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AdminEvent {
-    /// Counts up; no two events of a process have the same.
+    /// Sequence number, unique in the process.
     pub number: u64,
-    /// When it was seen.
+    /// Time of the sample that detected the event.
     pub at: u64,
-    /// How bad it is.
+    /// Severity of the event.
     pub level: EventLevel,
-    /// What it is about: a channel's target, an endpoint, a resource; empty for the process itself.
+    /// Subject: a channel's target, an endpoint or a resource; empty for the process.
     pub subject: String,
-    /// What happened, in a few words.
+    /// Short description of the event.
     pub text: String,
 }
 
-/// How bad an event is.
+/// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventLevel {
-    /// Something was marked by the application: an act of a story, a deployment.
+    /// Marked by the application, such as a deployment.
     Mark,
-    /// Good to know.
+    /// Information without any action.
     Info,
-    /// Worth a look.
+    /// Condition that an operator should check.
     Warning,
     /// Calls may have failed.
     Error,
 }
 
-/// The last two minutes of one channel, for charts: `/api/history`.
+/// The last 120 samples of one channel, for charts: `/api/history`.
 ///
-/// All lists are as long as `at`, the oldest first, one entry for each look (a second apart).
+/// All lists have the length of `at` and start with the oldest sample.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ChannelHistory {
-    /// The channel.
+    /// Id of the channel.
     pub id: u64,
-    /// When each look was.
+    /// Times of the samples.
     pub at: Vec<u64>,
-    /// Of the whole channel.
+    /// Series of the whole channel.
     pub total: MetricSeries,
-    /// By address.
+    /// Series by address.
     pub endpoints: Vec<(String, MetricSeries)>,
 }
 
-/// One line of charts. An endpoint that was not there has `null`.
+/// Chart series. A sample without the endpoint is `None`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MetricSeries {
@@ -207,10 +208,10 @@ pub struct MetricSeries {
     pub rate: Vec<Option<f64>>,
     /// Failures per second.
     pub failures: Vec<Option<f64>>,
-    /// 99 of 100 calls took at most this long, in milliseconds.
+    /// 99th percentile of the latency in milliseconds.
     pub p99_ms: Vec<Option<f64>>,
-    /// The share of calls that it got.
+    /// Actual share of calls.
     pub got: Vec<Option<f64>>,
-    /// How busy it says it is.
+    /// Utilization that the endpoint reported.
     pub utilization: Vec<Option<f64>>,
 }

@@ -1,11 +1,11 @@
-//! From the tree of policies to the list of its endpoints: where each stands, and the share of calls that it should get.
+//! Flattens a policy tree into a list of endpoints, each with its position and its expected share of calls.
 
 use std::collections::BTreeMap;
 
 use evenkeel_core::{ConnectivityState, Description};
 use serde_json::Value;
 
-/// An endpoint and its place in the tree.
+/// Endpoint and its position in the tree.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct EndpointPosition {
     pub(super) addresses: Vec<String>,
@@ -19,17 +19,17 @@ pub(super) struct EndpointPosition {
     pub(super) want: Option<f64>,
 }
 
-/// All endpoints of a tree, in its order.
+/// Returns all endpoints of a tree, in its order.
 pub(super) fn endpoints(tree: &Description) -> Vec<EndpointPosition> {
     let mut all = Vec::new();
     walk(tree, &TreePosition { cluster: None, priority: None, share: 1.0 }, &mut all);
     all
 }
 
-/// By cluster, the priority in use.
+/// Chosen priority by cluster.
 pub(super) type ClusterPriorities = BTreeMap<String, Option<u32>>;
 
-/// The chosen priority of every cluster that has several.
+/// Returns the chosen priority of every cluster with several priorities.
 pub(super) fn priorities(tree: &Description) -> ClusterPriorities {
     fn walk(tree: &Description, cluster: &str, all: &mut ClusterPriorities) {
         let cluster = text(tree, "cluster").unwrap_or(cluster);
@@ -47,18 +47,18 @@ const PRIORITY: &str = "priority_experimental";
 const MANAGER: &str = "xds_cluster_manager_experimental";
 const TARGETS: &str = "weighted_target_experimental";
 
-/// Where a policy stands: what the policies above it say of the endpoints below.
+/// Position of a policy: properties that its ancestors set for the endpoints below.
 struct TreePosition {
     cluster: Option<String>,
     priority: Option<u32>,
-    /// Of the cluster's calls.
+    /// Share of the cluster's calls.
     share: f64,
 }
 
 fn walk(tree: &Description, position: &TreePosition, all: &mut Vec<EndpointPosition>) {
     let cluster = text(tree, "cluster").map(str::to_owned).or_else(|| position.cluster.clone());
     for row in &tree.endpoints {
-        // Nobody below a policy that gets nothing gets anything, whatever its own policy would say.
+        // An endpoint below a policy without calls gets none, whatever share its own policy reports.
         let want =
             if position.share == 0.0 { Some(0.0) } else { row.share.map(|share| share * position.share) };
         all.push(EndpointPosition {
@@ -75,7 +75,7 @@ fn walk(tree: &Description, position: &TreePosition, all: &mut Vec<EndpointPosit
     }
     for (name, child) in &tree.children {
         let (priority, share) = match tree.policy.as_str() {
-            // Which cluster gets how much is the routes' business.
+            // The routes decide on the share of a cluster, so each cluster starts with all of its calls.
             MANAGER => (None, 1.0),
             PRIORITY => {
                 let is_chosen = text(tree, "chosen") == Some(name);

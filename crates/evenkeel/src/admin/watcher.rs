@@ -1,7 +1,7 @@
-//! What changes from look to look: rates, shares, latencies, events, and the lines of the charts.
+//! Differences between samples: rates, shares, latencies, events and chart series.
 //!
-//! Looks come in, states go out; no clock and no channel is touched here. Figures are those since the look before the last one, so
-//! that they are steady and yet follow.
+//! It receives samples and returns states, without a clock or a channel. Figures cover the last two
+//! intervals: long enough to be steady, short enough to follow changes.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,15 +15,15 @@ use super::state::{
 use super::view::{self, ClusterPriorities};
 use crate::telemetry::traffic::CallStatsSnapshot;
 
-/// So many looks back figures begin.
+/// Number of sampling intervals that figures cover.
 const SAMPLES_BACK: usize = 2;
-/// So many looks the charts go back.
+/// Maximum number of samples per chart.
 const MAX_POINTS: usize = 120;
 const MAX_EVENTS: usize = 300;
-/// More endpoints than this that come, go or change in one look are told of together.
+/// Maximum number of endpoints with their own event per sample. Above it, one event summarizes them.
 const MAX_SINGLE_EVENTS: usize = 8;
 
-/// What a channel's endpoints add up to, and each by its address.
+/// Counts of each channel by id, in total and by address.
 type CallCounts = BTreeMap<u64, (CallStatsSnapshot, BTreeMap<String, CallStatsSnapshot>)>;
 
 pub(super) struct StateWatcher {
@@ -49,12 +49,12 @@ impl StateWatcher {
         }
     }
 
-    /// Something happened that only the application knows of.
+    /// Records an event of the application.
     pub(super) fn mark(&mut self, at: u64, text: String) {
         self.record_event(at, EventLevel::Mark, "", text);
     }
 
-    /// A look, and what it comes to.
+    /// Processes a sample and returns the resulting state.
     pub(super) fn handle_sample(&mut self, seen: AdminSample, at: u64) -> AdminState {
         let priorities: Vec<_> =
             seen.channels.iter().map(|channel| channel.tree.as_ref().map(view::priorities)).collect();
@@ -95,7 +95,7 @@ impl StateWatcher {
         state
     }
 
-    /// The charts as they are.
+    /// Returns the chart series of all channels.
     pub(super) fn histories(&self) -> Vec<ChannelHistory> {
         self.charts.iter().map(|(id, chart)| chart.history(*id)).collect()
     }
@@ -152,7 +152,7 @@ impl StateWatcher {
             let of = channel.endpoints.iter();
             of.map(|endpoint| (endpoint.address.clone(), endpoint.clone())).collect()
         };
-        // A channel at rest, or one that has just begun, has no tree: that is told of the channel.
+        // An IDLE or new channel has no tree. The event of the channel's state covers that.
         if channel.tree.is_none() || was.tree.is_none() {
             return;
         }
@@ -367,11 +367,11 @@ fn is_same(one: &XdsResourceInfo, other: &XdsResourceInfo) -> bool {
     one.kind == other.kind && one.name == other.name
 }
 
-/// An endpoint that is busier than this has nothing left.
+/// Utilization from which an endpoint counts as full.
 const FULL_UTILIZATION: f64 = 0.95;
-/// An endpoint whose share is off by more than this is not balanced as it should be.
+/// Maximum deviation of an actual share from the expected one.
 const MAX_SHARE_ERROR: f64 = 0.1;
-/// Of fewer calls per second shares are noise.
+/// Minimum calls per second for comparing shares. Below it they are noise.
 const MIN_CALL_RATE: f64 = 20.0;
 
 impl StateWatcher {
@@ -425,7 +425,8 @@ impl StateWatcher {
         hints
     }
 
-    /// Whether a share that is off now may be blamed on anybody: it has been wanted for as long as figures go back.
+    /// Returns true if the expected share has been stable for as long as figures go back. Before that, a
+    /// deviation is no problem.
     fn is_settled(&self, channel: u64, endpoint: &EndpointInfo) -> bool {
         let lines = self.charts.get(&channel).and_then(|chart| chart.endpoints.get(&endpoint.address));
         let samples = || lines.iter().flat_map(|lines| lines.0.iter().rev().take(SAMPLES_BACK + 1));
@@ -437,17 +438,17 @@ impl StateWatcher {
     }
 }
 
-/// The lines of one channel's charts.
+/// Chart series of one channel.
 #[derive(Default)]
 struct ChannelChart {
     at: VecDeque<u64>,
     total: ChartLine,
     endpoints: BTreeMap<String, ChartLine>,
-    /// Which priority each cluster uses.
+    /// Chosen priority of each cluster.
     priorities: ClusterPriorities,
 }
 
-/// One look after the other.
+/// Samples in order of time.
 #[derive(Default)]
 struct ChartLine(VecDeque<ChartPoint>);
 
@@ -479,7 +480,7 @@ impl ChannelChart {
         self.total.0.push_back(ChartPoint::from_traffic(&channel.traffic));
         for endpoint in &channel.endpoints {
             let lines = self.endpoints.entry(endpoint.address.clone()).or_default();
-            // One that was not there before has nothing to show for it; one that stands twice is shown once.
+            // Pad the samples before the endpoint existed. An address that occurs twice is shown once.
             lines.0.resize(length, ChartPoint::default());
             lines.0.push_back(ChartPoint {
                 want: endpoint.want,
@@ -582,7 +583,7 @@ mod tests {
             seen(vec![endpoint("a", ready, calls(a)), endpoint("b", ready, calls(b))])
         };
         let first = watcher.handle_sample(two(1000, 0), 1000);
-        // What was before the first look took nobody knows how long.
+        // The first sample has no interval, so it has no rates.
         assert_eq!((first.channels[0].traffic.rate, first.channels[0].endpoints[0].got), (0.0, None));
         watcher.handle_sample(two(1100, 300), 2000);
         let third = watcher.handle_sample(two(1200, 600), 3000);
@@ -594,7 +595,7 @@ mod tests {
             ["a should get 50 % of the calls and gets 25 %", "b should get 50 % of the calls and gets 75 %"]
         );
         assert!(first.hints.is_empty(), "{:?}", first.hints);
-        // The first look is out of the figures by now.
+        // The first sample is outside the window now.
         let fourth = watcher.handle_sample(two(1200, 1000), 4000);
         assert_eq!(fourth.channels[0].endpoints[0].got, Some(0.125));
     }

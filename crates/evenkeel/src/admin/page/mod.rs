@@ -1,20 +1,20 @@
-//! The page's files, as they are served. There is no build step: what stands here is what the browser gets.
+//! Files of the status page, served unchanged. There is no build step.
 //!
-//! `index.html` has all of the structure and the templates; `app.js` takes in the states and hands them to the parts that show them
-//! (`verdict`, `endpoints`, `charts`, `tree`, `news`). Names out of data only ever become text. The page asks for nothing but these
-//! files and the API beside them, so that [`POLICY`] can forbid everything else.
+//! `index.html` has the structure and the templates. `app.js` receives the states and passes them to the
+//! modules that render them (`verdict`, `endpoints`, `charts`, `tree`, `news`). Names from data are only
+//! inserted as text. The page requests only these files and the API, so [`POLICY`] forbids everything else.
 
-/// One file of the page.
+/// File of the page.
 pub(super) struct PageFile {
-    /// Where it is asked for.
+    /// Request path of the file.
     pub(super) path: &'static str,
-    /// Its `content-type`.
+    /// Value of its `content-type` header.
     pub(super) kind: &'static str,
-    /// What it holds.
+    /// Content of the file.
     pub(super) body: &'static str,
 }
 
-/// The `content-security-policy` that the page is written for: no inline script or style, nothing from elsewhere.
+/// Value of the `content-security-policy` header: no inline script or style, and no other origins.
 pub(super) const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -22,7 +22,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Every file.
+/// All files of the page.
 pub(super) const FILES: [PageFile; 11] = [
     PageFile { path: "/", kind: HTML, body: include_str!("index.html") },
     PageFile { path: "/style.css", kind: CSS, body: include_str!("style.css") },
@@ -41,7 +41,7 @@ pub(super) const FILES: [PageFile; 11] = [
 mod tests {
     use super::*;
 
-    /// The bundle stays small, and asks for nothing that is not in it.
+    /// The bundle stays small, and refers only to files in it.
     #[test]
     fn the_page_is_small_and_complete() {
         let size: usize = FILES.iter().map(|file| file.body.len()).sum();
@@ -54,7 +54,7 @@ mod tests {
         }
     }
 
-    /// What a file imports or links to, as paths.
+    /// Returns the paths that a file imports or links to.
     fn asked_for(body: &str) -> Vec<String> {
         let after = |mark: &str| -> Vec<String> {
             body.split(mark)
