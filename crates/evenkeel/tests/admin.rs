@@ -1,4 +1,4 @@
-//! The admin server, asked over HTTP as browsers and tools ask it.
+//! Admin server over HTTP, as browsers and tools use it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use testkit::net::echo::echo_client::EchoClient;
 use testkit::resources;
 use tokio::net::TcpStream;
 
-/// A control plane, two backends of weights 1 and 3, a channel that is called all the time, and the server.
+/// Control plane, two backends of weights 1 and 3, a channel under constant load, and the admin server.
 struct AdminFixture {
     control: ControlPlane,
     backends: [Backend; 2],
@@ -55,7 +55,7 @@ impl AdminFixture {
         AdminFixture { control, backends, admin, watch, _channel: channel, ended }
     }
 
-    /// Looks until it is as wanted.
+    /// Waits for a sample that satisfies the condition.
     async fn until(&mut self, what: &str, is: impl Fn(&AdminState) -> bool) -> Arc<AdminState> {
         let looks = async {
             loop {
@@ -82,7 +82,7 @@ fn set_weights(control: &ControlPlane, cluster: &str, backends: &[Backend; 2], w
     control.set(resources::weighted(endpoints, weights));
 }
 
-/// The shares that the channel to this service wants and gives, by endpoint.
+/// Returns the expected and the actual share of each endpoint of the service's channel.
 fn shares(state: &AdminState, service: &str) -> Vec<(f64, f64)> {
     let target = format!("xds:///{service}");
     let channel = state.channels.iter().find(|channel| channel.target == target);
@@ -98,7 +98,7 @@ fn is_about(found: &[(f64, f64)], wanted: [f64; 2]) -> bool {
             .all(|((want, got), expected)| (want - expected).abs() < 1e-9 && (got - expected).abs() < 0.02)
 }
 
-/// CSDS-9: what a process does can be followed from outside: shares, a new weight, a death, a rejected update.
+/// CSDS-9: the state shows the shares of calls, a changed weight, a killed backend and a NACKed update.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_state_follows_the_process() {
     let mut mesh = AdminFixture::new("orders").await;
@@ -142,7 +142,7 @@ async fn the_state_follows_the_process() {
     assert!(is_about(&shares_of(&state), [0.5, 0.5]), "the last good one serves");
 }
 
-/// What browsers and tools are answered on the wire.
+/// Responses on the wire: content types, status codes and headers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_answers_those_who_may_ask() {
     let mut mesh = AdminFixture::new("payments").await;
@@ -164,7 +164,7 @@ async fn it_answers_those_who_may_ask() {
     );
     assert!(body.starts_with(b"<!doctype html>"));
 
-    // By a name that leads here, and from another page.
+    // A rebound host name, and a request from another origin.
     let (status, ..) = get(&address, "/api/state", &[("host", "evil.example")]).await;
     assert_eq!(status, 403);
     let foreign = [("host", &*address), ("origin", "http://evil.example")];
@@ -179,7 +179,7 @@ async fn it_answers_those_who_may_ask() {
     assert!(names.any(|resource| resource.name == "payments"));
 }
 
-/// Events go on until the server is gone, and then nothing is left of it.
+/// Event streams end when the server is dropped, and its port is closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_end_with_the_server() {
     let watch = AdminWatch::start("short", Duration::from_millis(20)).await;
@@ -226,7 +226,8 @@ async fn ask(
     (head.status.as_u16(), head.headers, body)
 }
 
-/// Pages elsewhere cannot read the port: browsers are told so, and requests on behalf of such pages are refused.
+/// Other origins cannot read the port: responses carry the policy header, and requests of other sites are
+/// rejected.
 #[tokio::test]
 async fn pages_of_other_sites_are_refused() {
     let admin = AdminServer::builder().start().await.expect("an admin server");
@@ -247,12 +248,12 @@ async fn pages_of_other_sites_are_refused() {
     assert_eq!((status, headers["cross-origin-resource-policy"].as_bytes()), (404, &b"same-origin"[..]));
 }
 
-/// Reads until the server closes the connection, and returns what it sent.
+/// Reads until the server closes the connection, and returns the received text.
 async fn read_to_end(mut stream: TcpStream) -> String {
     use tokio::io::AsyncReadExt;
     let mut bytes = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(120), stream.read_to_end(&mut bytes));
-    // A reset is an end too.
+    // A reset also ends the connection.
     let _ = read.await.expect("the server closes the connection");
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -277,7 +278,7 @@ async fn slow_heads_are_cut_off() {
         assert!(bytes < 200, "a head that trickles in is taken for ever");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    // Between requests the same time holds, and a request in time is answered.
+    // The deadline also applies between requests. A request before it is served.
     let mut kept = connect().await;
     let request = format!("GET /icon.svg HTTP/1.1\r\nHost: {address}\r\n\r\n");
     for _ in 0..3 {
@@ -294,7 +295,7 @@ async fn slow_heads_are_cut_off() {
     }
 }
 
-/// Connections and streams of events have a maximum, which leaves the others alone; CSDS is served beside them.
+/// Connections and event streams are limited independently. CSDS is served beside them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_are_limited() {
     let watch = AdminWatch::start("many", Duration::from_millis(20)).await;
@@ -312,7 +313,7 @@ async fn connections_are_limited() {
     assert_eq!(read_to_end(refused).await, "");
     csds.fetch_client_status(ClientStatusRequest::default()).await.expect("an answer");
     events.frame().await.expect("it goes on").expect("a good connection");
-    // A place that is free again is taken.
+    // A released slot is reused.
     open.clear();
     let served = async {
         loop {
@@ -327,7 +328,7 @@ async fn connections_are_limited() {
     tokio::time::timeout(Duration::from_secs(30), served).await.expect("a place is free");
 }
 
-/// A request that announces a large body is refused before any of it is read.
+/// A request that announces a large body is rejected before its body is read.
 #[tokio::test]
 async fn large_requests_are_refused() {
     use tokio::io::AsyncWriteExt;

@@ -1,4 +1,5 @@
-//! Descriptors, tasks and threads before and after faults. A program with a single test, so that it counts only its own.
+//! Descriptors, tasks and threads before and after faults. The binary has a single test, so that it counts
+//! only its own.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests")]
 
@@ -22,15 +23,15 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Request, Status};
 
-/// Bound of every wait. Only a failure takes this long.
+/// Maximum wait. Only a failing test reaches it.
 const LONG: Duration = Duration::from_secs(30);
 
 type FaultRun = Pin<Box<dyn Future<Output = ()>>>;
 
-/// A fault by name.
+/// Fault with its name.
 type NamedFault = (&'static str, fn() -> FaultRun);
 
-/// The faults, each from the start of its servers to their end.
+/// Faults, each from the start of its servers to their shutdown.
 const FAULTS: [NamedFault; 17] = [
     ("none", || Box::pin(no_fault())),
     ("backends are killed and return", || Box::pin(killed_backends())),
@@ -51,17 +52,17 @@ const FAULTS: [NamedFault; 17] = [
     ("a short soak", || Box::pin(short_soak())),
 ];
 
-/// Each fault leaves as many descriptors, tasks and threads as there were before it, once its channels are gone.
+/// After each fault, the number of descriptors, tasks and threads returns to its previous value.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn faults_leave_nothing_behind() {
-    // Whatever the process opens once and keeps is opened here.
+    // Warm up: resources that the process opens once and keeps.
     no_fault().await;
     let mut before = usage_at_rest().await;
     for (name, fault) in FAULTS {
         let begun = Instant::now();
         assert!(timeout(2 * LONG, fault()).await.is_ok(), "{name}: does not end");
         match before.wait_until_restored().await {
-            // A first count that was too early was too high: sockets close a moment after their task.
+            // The first count may be too high, because a socket closes shortly after its task.
             Ok(after) => before = after,
             Err(after) => panic!("{name}: {before:?} before, {after:?} after"),
         }
@@ -69,7 +70,8 @@ async fn faults_leave_nothing_behind() {
     }
 }
 
-/// Waits until no task and no xDS client is left, and returns the usage then. Channels end after they are dropped.
+/// Waits until no task and no xDS client is left, and returns the usage. Channels shut down asynchronously
+/// after the drop.
 async fn usage_at_rest() -> ProcessUsage {
     let begun = Instant::now();
     loop {
@@ -94,7 +96,7 @@ fn addresses(backends: &[Backend]) -> Vec<SocketAddr> {
     backends.iter().map(Backend::address).collect()
 }
 
-/// Settings of a channel over these addresses that reconnects soon.
+/// Returns a builder for a channel over these addresses with a short backoff.
 fn over(addresses: impl IntoIterator<Item = SocketAddr>) -> ChannelBuilder {
     let addresses: Vec<_> = addresses.into_iter().map(|address| address.to_string()).collect();
     Channel::builder(format!("ipv4:{}", addresses.join(",")))
@@ -102,7 +104,7 @@ fn over(addresses: impl IntoIterator<Item = SocketAddr>) -> ChannelBuilder {
         .backoff(short_backoff())
 }
 
-/// Settings of a channel to the service `orders` of a control plane.
+/// Returns a builder for a channel to the service `orders` of a control plane.
 fn mesh(control: &ControlPlane) -> ChannelBuilder {
     Channel::builder("xds:///orders")
         .bootstrap(Bootstrap::from_json(&control.bootstrap("node-7")).unwrap())
@@ -125,7 +127,7 @@ async fn call(channel: Channel, deadline: Duration) -> Result<(), Status> {
     EchoClient::new(channel).unary(request).await.map(drop)
 }
 
-/// Waits until calls succeed again.
+/// Waits until a call succeeds.
 async fn until_answered(channel: &Channel) {
     let begun = Instant::now();
     while call(channel.clone(), LONG).await.is_err() {
@@ -189,7 +191,7 @@ async fn unanswered_connections() {
     let backend = Backend::start().await;
     let proxy = Proxy::to(backend.address()).await;
     proxy.accept_only(true);
-    // An attempt that outlives its channel must also outlive the wait for its end.
+    // The connect timeout must exceed the wait, so that only the drop of the channel can end the attempt.
     let channel = over([proxy.address()]).connect_timeout(10 * LONG).build().unwrap();
     let status = call(channel.clone(), Duration::from_millis(50)).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
@@ -222,7 +224,7 @@ async fn broken_connections() {
         }
         backend.resume();
     }
-    // Bytes that are no HTTP/2, and a connection that ends within its first frames.
+    // Corrupted HTTP/2 bytes, and a connection that closes within its first frames.
     until_answered(&channel).await;
     for offset in [3, 12, 30] {
         proxy.flip_byte_at(offset);
@@ -280,8 +282,8 @@ async fn hostile_answers() {
     assert!(ok > 10 && failed > 10, "{ok} calls succeeded, {failed} failed");
 }
 
-/// Each peer sends GOAWAY while it processes a call, reads no more and never closes. The connections are closed while the
-/// peers' ends are open: otherwise the end of the peers would close them.
+/// Each peer sends GOAWAY during a call, stops reading and never closes. The channel must close its end while
+/// the peers' ends are open: the close of a peer would hide a leak.
 async fn unread_goaways() {
     const PEERS: usize = 8;
     const WINDOW: u32 = u32::MAX >> 1;
@@ -291,11 +293,11 @@ async fn unread_goaways() {
     let (mut calls, mut unread) = (Vec::new(), Vec::new());
     channel.connect();
     for _ in 0..PEERS {
-        // A channel that connects again has read the GOAWAY before, and written as much as the socket took.
+        // A channel that reconnects has processed the GOAWAY and filled the socket buffer.
         let mut conn = timeout(LONG, peer.accept()).await.expect("the channel connects again");
         conn.settings(&[(setting::INITIAL_WINDOW_SIZE, WINDOW)]).await.unwrap();
         let mut client = EchoClient::new(channel.clone());
-        // More than sockets buffer.
+        // More than the socket buffers hold.
         let request = EchoRequest { payload: vec![0; 16 << 20], ..EchoRequest::default() };
         calls.push(tokio::spawn(async move { client.unary(request).await.map(drop) }));
         while timeout(LONG, conn.next_frame()).await.unwrap().unwrap().kind != kind::HEADERS {}
@@ -309,7 +311,7 @@ async fn unread_goaways() {
         assert!(call.await.unwrap_err().is_cancelled(), "the peer does not respond");
     }
     drop(channel);
-    // The listener and the peers' ends.
+    // The listener and the peers' ends stay open.
     let expected = ProcessUsage { descriptors: before.descriptors + 1 + PEERS, ..before };
     if let Err(usage) = expected.wait_until_restored().await {
         panic!("{expected:?} expected with {PEERS} peers that do not read, {usage:?} found");
@@ -325,7 +327,7 @@ async fn dropped_calls() {
         sender.send(EchoRequest::default()).unwrap();
         let mut answers = client.bidi(UnboundedReceiverStream::new(requests)).await.unwrap().into_inner();
         answers.message().await.unwrap().unwrap();
-        // One half after the other, or both at once.
+        // Drop the halves in sequence, or both at once.
         drop(answers);
         drop(sender);
     }
@@ -422,7 +424,8 @@ async fn invalid_resources() {
     call(channel.clone(), LONG).await.unwrap();
 }
 
-/// A cluster and endpoints that cannot be decoded are told apart by the type that they are set under.
+/// Returns a resource that cannot be decoded. The type under which it is set distinguishes clusters from
+/// endpoints.
 fn prost_any(value: Vec<u8>) -> evenkeel_proto::prost_types::Any {
     evenkeel_proto::prost_types::Any { value, ..resources::any(&Cluster::default()) }
 }
@@ -431,7 +434,7 @@ async fn nested_control_plane() {
     let bootstrap =
         r#"{"xds_servers": [{"server_uri": "localhost:1", "channel_creds": [{"type": "insecure"}]}]}"#;
     let mut bootstrap = Bootstrap::from_json(bootstrap).unwrap();
-    // The parser refuses such a server; a program can still set one.
+    // The parser rejects such a server, but a program can set one.
     Arc::make_mut(&mut bootstrap.servers[0]).uri = "xds:///control".into();
     for _ in 0..50 {
         let client = XdsClient::builder(bootstrap.clone()).build();
@@ -441,8 +444,9 @@ async fn nested_control_plane() {
     }
 }
 
-/// fault 69, in some seconds: an EDS edit in each round, a killed backend in each fifth, a restart of the control plane in
-/// each tenth. No call fails outside the windows in which a backend is killed. `evenkeel bench soak` is the long form.
+/// fault 69, for a few seconds: an EDS edit per round, a killed backend every fifth, a control plane restart
+/// every tenth. No call fails outside the windows with a killed backend. `evenkeel bench soak` is the long
+/// form.
 async fn short_soak() {
     const ROUNDS: usize = 60;
     let backends = Arc::new(backends(6).await);

@@ -1,4 +1,4 @@
-//! The threads of xDS clients, counted. A program of its own: nobody else may have one meanwhile.
+//! Number of xDS client threads. The binary has no other tests, since their threads would be counted.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -14,7 +14,7 @@ fn threads() -> usize {
     names.filter(|name| name.trim() == "evenkeel-xds").count()
 }
 
-/// Waits until there are so many; they end by themselves.
+/// Waits until this number of threads is left. They end asynchronously.
 async fn settle_at(count: usize) {
     let settled = async {
         while threads() != count {
@@ -25,8 +25,8 @@ async fn settle_at(count: usize) {
     assert!(waited.is_ok(), "expected {count} threads, found {}", threads());
 }
 
-/// One thread for all channels of a bootstrap; it ends with the last handle or the last channel, whichever is later, and
-/// also without a control plane.
+/// All channels of a bootstrap share one thread. It ends with the last handle or channel, also without a
+/// control plane.
 #[tokio::test]
 async fn threads_end_with_their_clients() {
     let backend = Backend::start().await;

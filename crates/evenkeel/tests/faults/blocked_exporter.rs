@@ -1,4 +1,4 @@
-//! An exporter of metrics that blocks.
+//! Metrics exporter that blocks.
 
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::{LONG, lock};
 
-/// Exporter that reports each begin of an export, and blocks its thread until it is released.
+/// Exporter that reports the start of each export, and blocks its thread until it is released.
 struct BlockedExporter {
     begun: Sender<()>,
     released: Mutex<Receiver<()>>,
@@ -31,7 +31,7 @@ impl PushMetricExporter for BlockedExporter {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
         lock(&self.started).push(started_attempts(metrics));
         let _ = self.begun.send(());
-        // An error is the release: the story has dropped its sender.
+        // An error is the release: the test has dropped its sender.
         let _ = lock(&self.released).recv();
         Ok(())
     }
@@ -49,7 +49,7 @@ impl PushMetricExporter for BlockedExporter {
     }
 }
 
-/// Sum of all series of `grpc.client.attempt.started`.
+/// Returns the sum of all series of `grpc.client.attempt.started`.
 fn started_attempts(metrics: &ResourceMetrics) -> u64 {
     let metrics = metrics.scope_metrics().flat_map(ScopeMetrics::metrics);
     let started = metrics.filter(|metric| metric.name() == "grpc.client.attempt.started");
@@ -63,8 +63,8 @@ fn started_attempts(metrics: &ResourceMetrics) -> u64 {
         .sum()
 }
 
-/// fault 78: the exporter blocks in an export. Calls on a channel that exists and on one that is built meanwhile are all
-/// answered during that export. The next export has all of them: nothing is lost.
+/// fault 78: while an export blocks, calls succeed on an existing channel and on one built meanwhile. The
+/// next export contains all of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_blocked_exporter_delays_no_call() {
     let (begun, begins) = channel();

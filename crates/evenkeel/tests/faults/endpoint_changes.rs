@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::{ConnectAttempt, MemoryNetwork, TimedLoad, assert_undisturbed, until_elsewhere};
 
-/// Maximum number of recent attempts in progress, when a burst begins and later.
+/// Maximum number of recent attempts in progress: at the start of a burst, and later.
 const FIRST_PARALLEL: usize = 16;
 const MAX_PARALLEL: usize = 128;
 
@@ -26,7 +26,8 @@ fn addresses(numbers: impl IntoIterator<Item = u32>) -> Vec<SocketAddr> {
     numbers.into_iter().map(|number| SocketAddr::new(endpoint(number), 80)).collect()
 }
 
-/// Channel to `xds:///orders` over endpoints in memory. It never goes idle: a paused clock jumps.
+/// Returns a channel to `xds:///orders` over in-memory endpoints. Its idle timeout is off, because a paused
+/// clock jumps.
 fn channel(control: &ControlPlane, network: &MemoryNetwork) -> Channel {
     Channel::builder("xds:///orders")
         .bootstrap(Bootstrap::from_json(&control.bootstrap("node-7")).unwrap())
@@ -36,7 +37,7 @@ fn channel(control: &ControlPlane, network: &MemoryNetwork) -> Channel {
         .unwrap()
 }
 
-/// Number of recent attempts in progress when `attempt` begins, itself included.
+/// Returns the number of recent attempts in progress when `attempt` starts, including itself.
 fn parallel(attempts: &[ConnectAttempt], attempt: &ConnectAttempt) -> usize {
     let is_in_progress = |other: &&ConnectAttempt| {
         other.begun <= attempt.begun
@@ -46,8 +47,9 @@ fn parallel(attempts: &[ConnectAttempt], attempt: &ConnectAttempt) -> usize {
     attempts.iter().filter(is_in_progress).count()
 }
 
-/// fault 53: EDS adds ten times the endpoints, of which each fourth takes ten seconds to connect. Attempts are limited:
-/// at most 16 begin at once, and at most 128 in progress are recent. Each endpoint is dialled once. No call fails or waits.
+/// fault 53: EDS adds ten times the endpoints, and every fourth takes ten seconds to connect. At most 16
+/// attempts start at once, and at most 128 recent ones are in progress. Each endpoint is dialled once. No
+/// call fails or waits.
 #[tokio::test(start_paused = true)]
 async fn ten_times_the_endpoints_connect_in_bounded_parallel() {
     let slow = |ip: IpAddr| match ip {
@@ -85,8 +87,8 @@ async fn ten_times_the_endpoints_connect_in_bounded_parallel() {
     assert!(dialled.iter().all(|ip| served.contains_key(ip)), "each endpoint gets calls in the end");
 }
 
-/// fault 29: one percent of a thousand endpoints is replaced, again and again. Only the replaced ones are dialled and
-/// closed. No call fails or waits.
+/// fault 29: EDS repeatedly replaces one percent of a thousand endpoints. Only the replaced ones are dialled
+/// and closed. No call fails or waits.
 #[tokio::test(start_paused = true)]
 async fn replacing_one_percent_leaves_the_others_alone() {
     const ENDPOINTS: u32 = 1_000;

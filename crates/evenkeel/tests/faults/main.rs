@@ -1,9 +1,9 @@
-//! Faults on virtual time: endpoints in memory, a paused clock, and calls whose durations are exact.
+//! Faults on virtual time: in-memory endpoints, a paused clock, and exact call durations.
 //!
-//! Each story names its number in the list of faults. A control plane, where there is one, runs in real time on its own
-//! thread; [`until_elsewhere`] waits for it while the paused clock stands still.
+//! Each test names its number in the list of faults. A control plane runs in real time on its own thread.
+//! [`until_elsewhere`] waits for it without advancing the paused clock.
 //!
-//! A program apart from the stories, since it is built in seconds.
+//! The tests are a binary of their own, because it builds in seconds.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests")]
 
@@ -28,14 +28,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tonic::{Request, Status};
 
-/// Bound of waits in real time. Only a failure takes this long.
+/// Maximum wait in real time. Only a failing test reaches it.
 const LONG: Duration = Duration::from_secs(30);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until another thread has made `condition` true. The paused clock stands still meanwhile.
+/// Waits until another thread has made `condition` true. The paused clock does not advance meanwhile.
 async fn until_elsewhere(what: &str, condition: impl Fn() -> bool) {
     let begun = std::time::Instant::now();
     while !condition() {
@@ -69,7 +69,7 @@ impl MemoryNetwork {
         MemoryNetwork { servers, delay: Arc::new(|_| Duration::ZERO), attempts: Arc::default() }
     }
 
-    /// Each attempt to connect takes the time that `delay` returns for its address.
+    /// Sets the duration of each connection attempt by address.
     fn delayed(mut self, delay: impl Fn(IpAddr) -> Duration + Send + Sync + 'static) -> MemoryNetwork {
         self.delay = Arc::new(delay);
         self
@@ -113,7 +113,7 @@ struct TimedCall {
     failed: Option<Status>,
 }
 
-/// Callers of `Echo/Unary` that run until they are stopped.
+/// Callers of `Echo/Unary` that run until stopped.
 struct TimedLoad {
     callers: JoinSet<()>,
     calls: Arc<Mutex<Vec<TimedCall>>>,
@@ -121,7 +121,7 @@ struct TimedLoad {
 }
 
 impl TimedLoad {
-    /// Starts `callers` callers with `pause` between two calls of each. `deadline` is that of each call.
+    /// Starts `callers` callers, each with `pause` between two calls. `deadline` applies to each call.
     fn start(channel: &Channel, callers: usize, pause: Duration, deadline: Option<Duration>) -> TimedLoad {
         let calls = Arc::<Mutex<Vec<TimedCall>>>::default();
         let stopped = Arc::<AtomicBool>::default();
@@ -155,7 +155,7 @@ impl TimedLoad {
     }
 }
 
-/// Asserts that there were at least `count` calls, that all succeeded, and that none waited.
+/// Asserts that at least `count` calls were made, that all succeeded, and that none waited.
 fn assert_undisturbed(calls: &[TimedCall], count: usize) {
     assert!(calls.len() >= count, "only {} calls", calls.len());
     for call in calls {

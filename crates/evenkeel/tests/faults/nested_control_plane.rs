@@ -1,4 +1,4 @@
-//! A control plane that is to be found through xDS itself.
+//! Control plane whose URI is itself an xDS target.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use tonic::Code;
 
 use super::LONG;
 
-/// Number of cycles of opening and closing.
+/// Number of open and close cycles.
 const CYCLES: usize = 1_000;
 
-/// fault 20: the bootstrap's parser refuses an `xds:` server. A program can still set one, and then calls fail with the server and
-/// the reason. A thousand channels and clients are opened and closed, with calls and during calls, and nothing hangs.
+/// fault 20: the bootstrap parser rejects an `xds:` server. If a program sets one, calls fail with the server
+/// and the reason. A thousand channels and clients are opened and closed, some during calls, and none hangs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_nested_xds_server_is_refused_and_never_hangs() {
     let text = |uri: &str| {
@@ -38,7 +38,7 @@ async fn a_nested_xds_server_is_refused_and_never_hangs() {
                     assert!(status.message().contains(part), "no {part:?} in {:?}", status.message());
                 }
             } else {
-                // The caller drops this call at once.
+                // Drop the call at once.
                 let _ = timeout(Duration::ZERO, echo.unary(EchoRequest::default())).await;
             }
             if cycle % 4 < 2 {

@@ -1,4 +1,4 @@
-//! A backend that stops like a process under SIGSTOP: its connections stay open, and it answers nothing.
+//! Backend that stops like a process under SIGSTOP: connections stay open, and no response is sent.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_secs(10);
 const EJECTION: Duration = Duration::from_secs(30);
 
-/// Accuracy of timers: tokio's are exact to a millisecond, and some follow one another.
+/// Timer tolerance: tokio's timers have millisecond resolution, and some are chained.
 const TIMER_SLACK: Duration = Duration::from_millis(5);
 
 const OUTLIER_DETECTION: &str = r#"{"loadBalancingConfig": [{"outlier_detection_experimental": {
@@ -29,7 +29,7 @@ const OUTLIER_DETECTION: &str = r#"{"loadBalancingConfig": [{"outlier_detection_
 
 const LEAST_REQUEST: &str = r#"{"loadBalancingConfig": [{"least_request_experimental": {}}]}"#;
 
-/// Ten backends in memory, of which the first can be stopped.
+/// Ten in-memory backends. The first can be stopped.
 struct StoppableFleet {
     network: MemoryNetwork,
     is_stopped: Arc<AtomicBool>,
@@ -66,7 +66,7 @@ impl StoppableFleet {
         channel
     }
 
-    /// Number of calls that the first backend received, and that all of them received.
+    /// Returns the number of calls received by the first backend, and by all.
     fn calls(&self) -> (u64, u64) {
         let calls = self.network.servers.calls_by_address();
         (calls.get(&self.first).copied().unwrap_or_default(), calls.values().sum())
@@ -81,7 +81,8 @@ async fn a_stopped_backend_is_ejected_within_one_interval() {
     let begun = Instant::now();
     let channel = fleet.channel(OUTLIER_DETECTION).await;
     let load = TimedLoad::start(&channel, 10, Duration::from_millis(100), Some(DEADLINE));
-    // It stops with the begin of an interval: A50 judges whole intervals, and half a good one would hide the failures.
+    // Stop at the start of an interval: A50 evaluates whole intervals, and half a good one would hide the
+    // failures.
     sleep(2 * INTERVAL).await;
     assert!(fleet.calls().0 > 50, "it serves before it stops");
 
@@ -112,8 +113,8 @@ async fn a_stopped_backend_is_ejected_within_one_interval() {
     }
 }
 
-/// fault 50: without outlier detection, `least_request` sheds a stopped backend, since its calls stay outstanding. Under
-/// `round_robin` it keeps its share, so that the comparison has a reference.
+/// fault 50: without outlier detection, `least_request` avoids a stopped backend, since its calls stay
+/// outstanding. As a reference, it keeps its share under `round_robin`.
 #[tokio::test(start_paused = true)]
 async fn least_request_sheds_a_stopped_backend() {
     let mut shares = Vec::new();

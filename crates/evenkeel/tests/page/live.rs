@@ -1,4 +1,5 @@
-//! The page of a real process: a control plane, backends, a channel that is called all the time, and the admin server.
+//! Status page of a real process: a control plane, backends, a channel under constant load, and the admin
+//! server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,8 @@ use testkit::resources;
 
 use crate::{open, picture, text};
 
-/// Shares, weights, deaths and refusals are on the page as they happen, and its numbers are those of `/api/state`.
+/// The page shows shares, weights, disconnects and NACKs as they happen. Its figures equal those of
+/// `/api/state`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_page_follows_the_process() {
     let Some(browser) = Browser::start().await else { return };
@@ -71,7 +73,7 @@ async fn the_page_follows_the_process() {
     ended.store(true, Ordering::Relaxed);
 }
 
-/// What the page shows of a moment and `/api/state` says otherwise. Asks until both are of one moment.
+/// Returns the differences between the page and `/api/state`. Retries until both show the same sample.
 const DIFFERENCES: &str = r#"(async () => {
     const cell = (address, field) => document.querySelector(`[data-endpoint="${address}"] [data-field=${field}]`).textContent;
     const share = (value) => (value === 0 || value >= 0.01 ? (value * 100).toFixed(1) : (value * 100).toFixed(2)) + '%';
@@ -97,7 +99,7 @@ const DIFFERENCES: &str = r#"(async () => {
     }
 })()"#;
 
-/// Waits until the page shows these shares as wanted, and about them as got.
+/// Waits until the page shows these expected shares, and similar actual ones.
 async fn wait_for_shares(page: &Page, backends: &[Backend; 2], shares: [f64; 2]) {
     for (backend, share) in backends.iter().zip(shares) {
         let row = format!("document.querySelector('[data-endpoint=\"{}\"]')", backend.address());
@@ -123,7 +125,7 @@ fn set_weights(control: &ControlPlane, backends: &[Backend; 2], weights: [u32; 2
     control.set(resources::weighted(endpoints, weights));
 }
 
-/// Calls one after the other, four at a time, until the answer is set. Calls may fail: backends die.
+/// Runs four sequential callers until the returned flag is set. Calls may fail, since backends are killed.
 fn call_steadily(channel: &Channel) -> Arc<AtomicBool> {
     let ended = Arc::new(AtomicBool::new(false));
     for _ in 0..4 {

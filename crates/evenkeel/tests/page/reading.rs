@@ -1,4 +1,4 @@
-//! Whether everybody can read the page: by keyboard, on a phone, in both themes, without seeing colours, without motion.
+//! Accessibility of the page: keyboard, small screens, both themes, no reliance on colour, reduced motion.
 
 use serde_json::json;
 use testkit::browser::{Browser, Page, Theme};
@@ -6,7 +6,7 @@ use testkit::browser::{Browser, Page, Theme};
 use crate::scripted::{Script, busy_state, channel, fleet, fleet_history, state};
 use crate::{open, picture, shown, text};
 
-/// Every text that stands on less than 4.5 to 1, as `text: ratio`.
+/// Texts with a contrast below 4.5:1, as `text: ratio`.
 const FAINT: &str = r"(() => {
     const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
     const seen = new Map();
@@ -48,13 +48,13 @@ const FAINT: &str = r"(() => {
     return faint;
 })()";
 
-/// Elements that stick out of the page sideways.
+/// Elements that overflow the viewport horizontally.
 const WIDE: &str = r"[...document.querySelectorAll('main *, header *')].filter((node) => {
     const box = node.getBoundingClientRect();
     return box.width > 1 && !node.closest('.unseen, svg, thead') && box.right > innerWidth + 1;
 }).map((node) => `${node.tagName} ${node.className} ${node.id}`)";
 
-/// UX 7: readable at 1280 and 390 px, dark and light; the pictures are for people.
+/// UX 7: readable at 1280 and 390 px, dark and light. The screenshots are for manual review.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_readable_in_both_themes_and_on_a_phone() {
     let Some(browser) = Browser::start().await else { return };
@@ -113,7 +113,7 @@ async fn the_keyboard_reaches_everything() {
         let at = format!("window.stops.indexOf(document.activeElement) === {stop}");
         let found: String = page.eval("document.activeElement.outerHTML.slice(0, 100)").await;
         assert!(page.eval::<bool>(&at).await, "stop {stop} is not where Tab leads: {found}");
-        // A policy shows it on its own row, not around all that is below it.
+        // A policy shows the focus ring on its own row, not around its subtree.
         let ring = "getComputedStyle(document.activeElement.querySelector(':scope > .own > .row') ?? document.activeElement).outlineStyle";
         assert_eq!(page.eval::<String>(ring).await, "solid", "no focus to be seen: {found}");
     }
@@ -135,7 +135,7 @@ async fn keys_sort_the_table_walk_the_tree_and_read_the_charts() {
     assert_eq!(page.eval::<String>(names).await, "small-1 small-2 medium large huge");
     page.eval::<()>("document.querySelector('[data-sort=rate]').focus()").await;
     page.press("Enter").await;
-    // Groups stay together: each is sorted.
+    // Groups stay together, and each is sorted.
     page.wait_for(&format!("{names} === 'small-1 small-2 huge large medium'")).await;
     let sorted = "document.querySelector('[data-sort=rate]').parentElement.getAttribute('aria-sort')";
     assert_eq!(page.eval::<String>(sorted).await, "descending");
@@ -175,7 +175,7 @@ async fn keys_sort_the_table_walk_the_tree_and_read_the_charts() {
     page.wait_for("document.querySelector('[data-chart=rate] .tip').hidden").await;
 }
 
-/// What screen readers need: a language, names for all controls, unique ids, tables whose parts are known, levels of headings.
+/// Screen reader support: language, names of all controls, unique ids, table semantics, heading levels.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_has_a_name_and_a_role() {
     let Some(browser) = Browser::start().await else { return };
@@ -214,7 +214,7 @@ async fn everything_has_a_name_and_a_role() {
             .await
             .starts_with("On an even keel.")
     );
-    // States are told by shape and word, not by colour alone.
+    // States have a shape and a word, not only a colour.
     assert_eq!(text(&page, "[data-endpoint] .state").await, "ready");
     assert_eq!(
         page.eval::<String>("document.querySelector('[data-endpoint] .state use').getAttribute('href')")
@@ -223,7 +223,7 @@ async fn everything_has_a_name_and_a_role() {
     );
 }
 
-/// Where everything below the summary stands, seen from the first of it: the summary's sentence may take another line.
+/// Positions below the summary, relative to the first element: the summary may wrap to another line.
 const PLACES: &str = r"(() => {
     const first = document.querySelector('#balance').getBoundingClientRect().top;
     const all = document.querySelectorAll('main > :not(#summary):not(#hints), main > :not(#summary):not(#hints) *');

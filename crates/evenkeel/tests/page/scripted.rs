@@ -1,4 +1,5 @@
-//! A server of the page whose states are written by the test: it can say what no process would, and be gone and back.
+//! Server of the page with states from the test. It can send states that no process would, and stop and
+//! restart.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,11 +10,11 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// As the admin server sends it.
+/// The admin server's policy header.
 const POLICY: &str =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'";
 
-/// When the story begins.
+/// Start of virtual time.
 pub(crate) const START: u64 = 1_700_000_000_000;
 
 pub(crate) struct Script {
@@ -25,7 +26,7 @@ pub(crate) struct Script {
 struct ScriptedState {
     state: String,
     history: String,
-    /// Whether those who ask for the history must wait.
+    /// True if requests for the history are delayed.
     is_slow: bool,
     is_gone: bool,
 }
@@ -53,25 +54,25 @@ impl Script {
         &self.url
     }
 
-    /// The state from now on.
+    /// Replaces the current state.
     pub(crate) fn say(&self, state: Value) {
-        // It must be one that a process could send.
+        // Only states that a process could send are valid.
         let state: AdminState = serde_json::from_value(state).expect("a state");
         self.said.send_modify(|said| said.state = serde_json::to_string(&state).expect("JSON"));
     }
 
-    /// What the server remembers.
+    /// Replaces the history.
     pub(crate) fn remember(&self, history: Value) {
         let history: Vec<ChannelHistory> = serde_json::from_value(history).expect("a history");
         self.said.send_modify(|said| said.history = serde_json::to_string(&history).expect("JSON"));
     }
 
-    /// Lets those who ask for the history wait, until it does not.
+    /// Delays responses for the history, or releases them.
     pub(crate) fn be_slow(&self, is_slow: bool) {
         self.said.send_modify(|said| said.is_slow = is_slow);
     }
 
-    /// Ends every stream and answers nobody, until it is back.
+    /// Ends every stream and stops responding, or resumes.
     pub(crate) fn go(&self, is_gone: bool) {
         self.said.send_modify(|said| said.is_gone = is_gone);
     }
@@ -134,7 +135,7 @@ fn file(path: &str) -> (&'static str, &'static str, String) {
     }
 }
 
-/// A state of a process with these channels, so many seconds into the story.
+/// Returns a state with these channels, `second` seconds after the start.
 pub(crate) fn state(second: u64, channels: &[Value]) -> Value {
     json!({
         "title": "story", "version": "0.1.0", "pid": 7, "since": START, "at": START + second * 1000,
@@ -142,7 +143,7 @@ pub(crate) fn state(second: u64, channels: &[Value]) -> Value {
     })
 }
 
-/// A channel over these endpoints, with a policy for each of their localities.
+/// Returns a channel over these endpoints, with one policy per locality.
 pub(crate) fn channel(id: u64, target: &str, endpoints: &[Value]) -> Value {
     let mut localities: Vec<&str> =
         endpoints.iter().filter_map(|endpoint| endpoint["locality"].as_str()).collect();
@@ -187,7 +188,7 @@ fn leaf(locality: &str, endpoints: &[Value]) -> Value {
     })
 }
 
-/// An endpoint that is ready and gets what it should.
+/// Returns a READY endpoint whose actual share equals the expected one.
 pub(crate) fn endpoint(name: &str, address: &str, rate: f64, share: f64, busy: f64) -> Value {
     json!({
         "address": address, "name": name, "cluster": "orders", "priority": 0,
@@ -200,7 +201,7 @@ pub(crate) fn endpoint(name: &str, address: &str, rate: f64, share: f64, busy: f
     })
 }
 
-/// Five endpoints of unequal size that are equally busy.
+/// Returns five endpoints of different capacity and equal utilization.
 pub(crate) fn fleet() -> Vec<Value> {
     let sizes = [("small-1", 37.5), ("small-2", 37.5), ("medium", 75.0), ("large", 150.0), ("huge", 300.0)];
     let of = |(index, (name, rate)): (usize, (&str, f64))| {
@@ -209,7 +210,7 @@ pub(crate) fn fleet() -> Vec<Value> {
     sizes.into_iter().enumerate().map(of).collect()
 }
 
-/// The fleet with all that a page can show: events, resources, hints.
+/// Returns the five endpoints with all other parts of a state: events, resources, hints.
 pub(crate) fn busy_state(second: u64) -> Value {
     let mut state = state(second, &[channel(1, "xds:///orders", &fleet())]);
     let event = |number: u64, level: &str, subject: &str, text: &str| json!({ "number": number, "at": START + number * 8000, "level": level, "subject": subject, "text": text });
@@ -232,7 +233,7 @@ pub(crate) fn busy_state(second: u64) -> Value {
     state
 }
 
-/// What the server remembers of the fleet: so many looks up to this second.
+/// Returns a history of the endpoints with this many samples.
 pub(crate) fn fleet_history(looks: u64) -> Value {
     let series = |endpoint: &Value, second: u64| {
         let wave = 1.0

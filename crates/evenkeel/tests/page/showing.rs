@@ -1,4 +1,4 @@
-//! What the page shows of states that are written by the test.
+//! Rendering of states that the test provides.
 
 use serde_json::{Value, json};
 use testkit::browser::{Browser, Theme};
@@ -6,7 +6,7 @@ use testkit::browser::{Browser, Theme};
 use crate::scripted::{self, Script, busy_state, channel, endpoint, fleet, fleet_history, state};
 use crate::{open, picture, shown, text};
 
-/// A channel that comes while the page waits for what the server remembers is shown like any other.
+/// A channel that appears while the history request is pending is shown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn looks_that_come_before_the_history_are_shown() {
     let Some(browser) = Browser::start().await else { return };
@@ -73,7 +73,7 @@ async fn it_says_whether_the_balance_is_even_and_whom_it_hurts() {
     );
     assert_eq!(text(&page, "[data-endpoint='127.0.0.1:41004'] [data-field=state]").await, "failing");
 
-    // One look may miss by chance; a miss that stays does not.
+    // A single deviating sample is noise; a persistent deviation is reported.
     let mut endpoints = fleet();
     (endpoints[4]["got"], endpoints[0]["got"]) = (json!(0.3), json!(0.2625));
     for second in 4..10 {
@@ -90,7 +90,7 @@ async fn it_says_whether_the_balance_is_even_and_whom_it_hurts() {
         ["more", "less"]
     );
 
-    // Another weight: what was got is still that of the one before, and nobody is blamed for it.
+    // After a change of weights the actual shares lag behind, which is not reported.
     for endpoint in &mut endpoints {
         endpoint["want"] = json!(0.2);
     }
@@ -107,7 +107,7 @@ async fn it_says_whether_the_balance_is_even_and_whom_it_hurts() {
     assert_eq!(page.problems(), [""; 0]);
 }
 
-/// Names of endpoints, resources and policies come from elsewhere, and are text wherever they stand.
+/// Names from outside are inserted as text everywhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_names_are_text() {
     let Some(browser) = Browser::start().await else { return };
@@ -172,7 +172,7 @@ async fn hostile_names_are_text() {
     assert_eq!(page.problems(), [""; 0]);
 }
 
-/// UX 7: a thousand endpoints. An update touches what changed and little else.
+/// UX 7: a thousand endpoints. An update changes only the elements whose data changed, and few others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_endpoints_stay_usable() {
     let Some(browser) = Browser::start().await else { return };
@@ -203,7 +203,7 @@ async fn a_thousand_endpoints_stay_usable() {
     }
     let each = page.busy().await.saturating_sub(before) / 10;
     eprintln!("an update of 1,000 endpoints, 40 shown: {each:?} of the processor");
-    // Meant to be under 50 ms; more than so much is no noise.
+    // The goal is 50 ms. Above 200 ms it is not noise.
     assert!(each.as_millis() < 200, "{each:?}");
 
     page.eval::<()>("void document.querySelector('#all').click()").await;
@@ -257,14 +257,14 @@ async fn when_the_server_is_gone_it_says_so_and_returns() {
     page.wait_for("document.body.dataset.connected === 'true' && document.querySelector('#banner').hidden")
         .await;
     page.wait_for("document.querySelector('#calls').textContent === '400'").await;
-    // The gap was filled from what the server remembers.
+    // The gap was filled from the server's history.
     page.wait_for(
         "document.querySelector('[data-chart=rate] .area').getAttribute('d').split('L').length >= 19",
     )
     .await;
 }
 
-/// A65: what was not taken is told, with every reason, and what is in force stays visible.
+/// A65: a NACKed update is shown with all reasons, and the version in use stays visible.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_resource_says_why() {
     let Some(browser) = Browser::start().await else { return };
@@ -300,7 +300,7 @@ async fn events_stand_newest_first_and_marks_in_the_charts() {
         "[...document.querySelectorAll('[data-chart=busy] .marks text')].map((mark) => mark.textContent)";
     page.wait_for(&format!("{marks}.join() === '1,2'")).await;
     assert_eq!(text(&page, "[data-event='5'] .number").await, "2");
-    // Three charts with a line for each endpoint, and its name at the end.
+    // Three charts with one line per endpoint, labelled at its end.
     for chart in ["rate", "busy", "latency"] {
         assert_eq!(
             page.eval::<u32>(&format!(
@@ -347,7 +347,7 @@ async fn one_of_several_channels_is_shown() {
         .await,
         ["pay"]
     );
-    // It is gone: the other one is shown again, and there is nothing to choose.
+    // The channel is removed: the page shows the other one, without a selector.
     let one = state(2, &[channel(1, "xds:///orders", &fleet())]);
     script.say(one.clone());
     shown(&page, &one).await;

@@ -1,4 +1,4 @@
-//! Endpoints that die, drain, hang and return, under a channel with a fixed list and `round_robin`.
+//! Endpoints that fail, drain, hang and recover, under `round_robin` over a fixed list.
 
 use std::collections::HashSet;
 use std::io;
@@ -23,7 +23,7 @@ use tonic::{Code, Request, Status};
 
 use crate::load::Load;
 
-/// Only a failure takes this long.
+/// Maximum wait. Only a failing test reaches it.
 const LONG: Duration = Duration::from_secs(30);
 
 const ROUND_ROBIN: &str = r#"{"loadBalancingConfig": [{"round_robin": {}}]}"#;
@@ -41,12 +41,12 @@ fn target(addresses: impl IntoIterator<Item = SocketAddr>) -> String {
     format!("ipv4:{}", addresses.join(","))
 }
 
-/// `round_robin` over these, with a back-off that a test can wait for.
+/// Returns a builder for `round_robin` over these addresses, with a short backoff.
 fn over(addresses: impl IntoIterator<Item = SocketAddr>) -> ChannelBuilder {
     crate::builder(target(addresses)).service_config(ROUND_ROBIN).backoff(short_backoff())
 }
 
-/// 50 ms, 100 ms, 200 ms and so on; 20 s for an attempt, as always.
+/// Backoff of 50 ms, 100 ms, 200 ms and so on. The connect timeout of 20 s is unchanged.
 fn short_backoff() -> Backoff {
     Backoff { initial: Duration::from_millis(50), multiplier: 2.0, jitter: 0.0, ..Backoff::default() }
 }
@@ -61,7 +61,7 @@ async fn unary(channel: &Channel) -> Result<String, Status> {
     Ok(EchoClient::new(channel.clone()).unary(request).await?.into_inner().backend)
 }
 
-/// Waits for a condition that nobody is told of.
+/// Polls a condition that has no notification.
 async fn until(what: &str, condition: impl Fn() -> bool) {
     let waited = timeout(LONG, async {
         while !condition() {
@@ -71,8 +71,8 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
     assert!(waited.await.is_ok(), "waited in vain: {what}");
 }
 
-/// One of ten is killed under load: only calls that were on it fail, with its address; after that none does. Then another,
-/// which has every caller's call at that moment: exactly those fail.
+/// One of ten endpoints is killed under load: only its calls fail, with its address, and later calls succeed.
+/// Then another is killed that holds the calls of all callers: exactly these fail.
 ///
 /// fault 40
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,8 +112,8 @@ async fn a_killed_endpoint_fails_what_was_on_it_and_nothing_else() {
     }
 }
 
-/// While an endpoint is down no call goes to it, and it is tried at the steps of the back-off; when it is there again the next
-/// step finds it, and it gets its share and not more.
+/// A killed endpoint gets no calls and is dialled at the backoff steps. After a restart the next step
+/// connects, and it gets its share of calls and not more.
 ///
 /// PF-10, fault 41, fault 42
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -169,8 +169,8 @@ async fn a_dead_endpoint_is_tried_at_back_off_steps_and_used_when_it_returns() {
     assert_eq!(counts.failed.len(), failed);
 }
 
-/// An endpoint leaves politely under load: nothing fails, streams that are on it live to their end, and new calls go
-/// elsewhere. Then all of them restart, one after the other.
+/// An endpoint drains (GOAWAY) under load: no call fails, its streams complete, and new calls go to other
+/// endpoints. Then all endpoints restart in sequence.
 ///
 /// fault 43, fault 47
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -186,7 +186,7 @@ async fn drains_and_rolling_restarts_fail_nothing() {
     let victim = &backends[1];
     let mut streams = Vec::new();
     let mut has_victim = false;
-    // The load takes turns as well, so that one cannot know who gets which.
+    // The load takes part in the round robin, so the order of endpoints is not predictable.
     while streams.len() < 16 || !has_victim {
         let (sender, requests) = mpsc::unbounded_channel();
         sender.send(request("begin")).unwrap();
@@ -234,8 +234,8 @@ async fn drains_and_rolling_restarts_fail_nothing() {
     counts.expect_none_failed();
 }
 
-/// With all endpoints down calls fail at once, and say where and why; those that wait for better days are answered when one
-/// returns.
+/// With all endpoints down, calls fail at once with the address and the reason. Wait-for-ready calls complete
+/// when an endpoint returns.
 ///
 /// fault 46
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -246,7 +246,7 @@ async fn with_all_down_calls_fail_at_once_or_wait() {
     for backend in &backends {
         backend.kill();
     }
-    // One that was sent before the loss is known may still say so.
+    // A call sent before the disconnect is noticed may fail with another reason.
     let refused = async {
         loop {
             if let Err(status) = unary(&channel).await
@@ -293,8 +293,8 @@ async fn with_all_down_calls_fail_at_once_or_wait() {
     println!("fault 46: 20 waiting calls answered {:?} after an endpoint returned", returned.elapsed());
 }
 
-/// A network that swallows everything: the keepalive finds out, the calls that were there fail and say why, later ones go
-/// elsewhere, and the endpoint is used again when the network is back.
+/// Black hole: keepalive detects it, active calls fail with the reason, later calls use other endpoints. The
+/// endpoint is used again when the network recovers.
 ///
 /// PF-15, fault 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -334,8 +334,8 @@ async fn a_black_hole_is_found_by_keepalive() {
     }
 }
 
-/// Three of ten addresses never answer a SYN: the first call is answered by another at once, and none fails. One that takes
-/// the connection and says nothing is no better: it gets its time, then its back-off.
+/// Three of ten addresses never answer a SYN: another endpoint serves the first call at once, and no call
+/// fails. An address that accepts and stays silent runs into the connect timeout, then into backoff.
 ///
 /// fault 49
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -370,7 +370,7 @@ async fn endpoints_that_never_answer_are_not_waited_for() {
     load.stop().await.expect_none_failed();
 }
 
-/// A peer that takes connections and speaks no HTTP/2 is not connected to; the call says what it waited for.
+/// A peer that accepts TCP and does not speak HTTP/2 never becomes READY. The status names the pending step.
 #[tokio::test]
 async fn a_port_that_is_open_is_not_yet_an_endpoint() {
     let backend = Backend::start().await;
@@ -383,8 +383,8 @@ async fn a_port_that_is_open_is_not_yet_an_endpoint() {
     assert!(status.message().contains(&text), "{status}");
 }
 
-/// Happy Eyeballs: while an address does not answer the next one is tried after a delay, and the attempts before it go on; the
-/// first that is connected wins, and the others are given up.
+/// Happy Eyeballs: if an address does not respond, the next one is tried after a delay while earlier attempts
+/// continue. The first connection wins, and the other attempts are cancelled.
 ///
 /// PF-3, PF-4, fault 49
 #[tokio::test]
@@ -416,8 +416,8 @@ async fn the_next_address_is_tried_after_a_delay() {
     assert_eq!(backend.connections(), 1);
 }
 
-/// Endpoints that connect slowly, one after the other: calls go to those that are connected, and none waits for one that is
-/// not.
+/// Endpoints connect slowly, one after the other. Calls use the READY ones, and none waits for a CONNECTING
+/// one.
 ///
 /// fault 53
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -441,8 +441,8 @@ async fn no_call_is_sent_to_who_is_connecting() {
     assert!(served.connections_by_address().values().all(|connections| *connections == 1));
 }
 
-/// An endpoint that takes one call at a time gets one at a time; the others wait for their turn, and one that gives up takes
-/// no turn away.
+/// An endpoint with one concurrent stream gets one call at a time. Others are queued, and a cancelled call
+/// does not consume a stream.
 ///
 /// fault 54
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -478,8 +478,8 @@ async fn calls_wait_for_a_stream() {
     assert_eq!(backend.calls(), 102, "those that gave up never came to the endpoint");
 }
 
-/// A process that runs out of descriptors: calls fail and say so, calls on connections that exist go on, and everything
-/// recovers when there are descriptors again. This starts the process.
+/// A process without free descriptors: calls fail with the reason, calls on existing connections continue,
+/// and all recovers with free descriptors. This test starts the process.
 ///
 /// fault 73
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -504,7 +504,7 @@ async fn without_descriptors_calls_say_so_and_recover() {
     assert!((20..64).contains(&connected), "{connected} of 100 endpoints had room in 64 descriptors");
 }
 
-/// The other process of the story above; by itself it does nothing.
+/// Child process of the test above. Without its environment variable it does nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_process_with_64_descriptors() {
     let Ok(target) = std::env::var("STORY_TARGET") else { return };
@@ -527,7 +527,7 @@ async fn in_a_process_with_64_descriptors() {
     timeout(LONG, EchoClient::new(channel.clone()).unary(patient)).await.expect("it recovers").unwrap();
     println!("fault 73: recovered {:?} after descriptors were free", freed.elapsed());
 
-    // Most endpoints find none: that is no matter for those that did.
+    // Most endpoints cannot connect, which does not affect the connected ones.
     let load = Load::start(&channel, 8);
     load.further(50).await;
     let hoard = everything();
@@ -536,7 +536,7 @@ async fn in_a_process_with_64_descriptors() {
     load.stop().await.expect_none_failed();
 }
 
-/// Sockets that are watched, and may be held up.
+/// Connector that records attempts and can delay them.
 #[derive(Clone, Default)]
 struct RecordingConnector(Arc<Mutex<RecordedConnects>>);
 
@@ -547,13 +547,13 @@ struct RecordedConnects {
     delays: Vec<(SocketAddr, Duration)>,
 }
 
-/// One attempt to connect.
+/// Connection attempt.
 #[derive(Clone, Copy, Debug)]
 struct RecordedConnect {
     to: SocketAddr,
     at: Instant,
     over_at: Option<Instant>,
-    /// Whether it came to a connection; `None` if it is under way or was given up.
+    /// True if it connected; `None` if it is in progress or was cancelled.
     outcome: Option<bool>,
 }
 
@@ -562,7 +562,7 @@ impl RecordingConnector {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attempts to connect there never come to an end.
+    /// Makes attempts to this address hang.
     fn hang(&self, address: SocketAddr) {
         self.state().hanging.insert(address);
     }
@@ -591,7 +591,7 @@ impl Connector for RecordingConnector {
     ) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
         let Address::Ip(to) = *address else { panic!("{address} is not an IP address") };
         let mut state = self.state();
-        // It counts from here, whether or not it is ever polled.
+        // The attempt counts from here, even if its future is never polled.
         let dialling = ConnectGuard { dials: self.clone(), index: state.dials.len(), outcome: None };
         state.dials.push(RecordedConnect { to, at: Instant::now(), over_at: None, outcome: None });
         let hangs = state.hanging.contains(&to);
@@ -608,7 +608,7 @@ impl Connector for RecordingConnector {
     }
 }
 
-/// Notes the end of an attempt, also of one that is given up.
+/// Records the end of an attempt, including a cancelled one.
 struct ConnectGuard {
     dials: RecordingConnector,
     index: usize,

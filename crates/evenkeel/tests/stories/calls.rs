@@ -1,4 +1,4 @@
-//! Calls of a generated client, without a control plane: what users of tonic do with a channel.
+//! Calls of a generated tonic client without a control plane.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests")]
 
@@ -28,10 +28,10 @@ use testkit::net::echo::echo_client::EchoClient;
 
 type Client = EchoClient<Channel>;
 
-/// Only a failure takes this long.
+/// Maximum wait. Only a failing test reaches it.
 const LONG: Duration = Duration::from_secs(30);
 
-/// What `story` comes to; panics if it takes longer than anything takes.
+/// Awaits a future, and panics after [`LONG`] with the caller's location.
 #[track_caller]
 fn within<T>(story: impl Future<Output = T>) -> impl Future<Output = T> {
     let place = Location::caller();
@@ -45,12 +45,12 @@ fn request(payload: impl Into<Vec<u8>>) -> EchoRequest {
     EchoRequest { payload: payload.into(), ..EchoRequest::default() }
 }
 
-/// A request without an answer; a server stream of it has `repeat` messages and no end.
+/// Returns a request without a response. As a server stream it sends `repeat` messages and never ends.
 fn endless(repeat: u32) -> EchoRequest {
     EchoRequest { forever: true, repeat, ..request("endless") }
 }
 
-/// Settings for a channel to these backends. It comes back to a backend within milliseconds.
+/// Returns a builder for a channel to these backends, with a backoff of milliseconds.
 fn to<'a>(backends: impl IntoIterator<Item = &'a Backend>) -> ChannelBuilder {
     let addresses: Vec<_> = backends.into_iter().map(|backend| backend.address().to_string()).collect();
     crate::builder(format!("ipv4:{}", addresses.join(","))).backoff(quick())
@@ -60,18 +60,18 @@ fn client(backend: &Backend) -> Client {
     EchoClient::new(to([backend]).build().unwrap())
 }
 
-/// Short waits between attempts to connect.
+/// Returns a backoff of 20 ms.
 fn quick() -> Backoff {
     let wait = Duration::from_millis(20);
     Backoff { initial: wait, max: wait, ..Backoff::default() }
 }
 
-/// A service config with nothing but this policy.
+/// Returns a service config with this policy only.
 fn policy(name: &str) -> String {
     format!(r#"{{"loadBalancingConfig": [{{"{name}": {{}}}}]}}"#)
 }
 
-/// Connects, and waits until so many endpoints are ready.
+/// Connects, and waits until this number of endpoints is READY.
 async fn connected(channel: &Channel, count: usize) {
     channel.connect();
     let ready = async {
@@ -87,7 +87,7 @@ async fn connected(channel: &Channel, count: usize) {
     within(ready).await;
 }
 
-/// Waits until something is so that nobody tells of.
+/// Polls a condition that has no notification.
 async fn until(is_so: impl Fn() -> bool) {
     within(async {
         while !is_so() {

@@ -1,4 +1,4 @@
-//! Load reports that are of no use: nothing comes of them but a count.
+//! Malformed load reports: they are only counted.
 
 #![cfg(feature = "otel")]
 
@@ -15,7 +15,7 @@ use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio::time::{sleep, timeout};
 
-/// A channel to one backend that weighs by reports, and what it counts.
+/// Backend, a weighted_round_robin channel to it, and the channel's metrics.
 struct CountingBackend {
     backend: Backend,
     channel: Channel,
@@ -32,7 +32,7 @@ impl CountingBackend {
         backend.set_load(Some(OrcaLoadReport::default()));
         let channel = crate::builder(format!("ipv4:{}", backend.address()))
             .service_config(format!(r#"{{"loadBalancingConfig": [{{"weighted_round_robin": {settings}}}]}}"#))
-            // A megabyte of metadata is not refused before it is looked at.
+            // The header list must be accepted, so that the report in it is parsed.
             .max_header_list_size(4 << 20)
             .metrics(&OtelMetrics::new(&provider))
             .build()
@@ -40,7 +40,7 @@ impl CountingBackend {
         CountingBackend { backend, channel, provider, exporter }
     }
 
-    /// How many reports were ignored, by reason.
+    /// Returns the number of ignored reports by reason.
     fn ignored(&self) -> BTreeMap<String, u64> {
         self.exporter.reset();
         self.provider.force_flush().expect("an exporter in memory");
@@ -76,7 +76,8 @@ fn cpu(value: f64) -> Vec<u8> {
     OrcaLoadReport { cpu_utilization: value, ..OrcaLoadReport::default() }.encode_to_vec()
 }
 
-/// fault 57, fault 58: what is no report, is too long, or says what cannot be, is counted by reason; the calls are answered.
+/// fault 57, fault 58: malformed, oversized and out-of-range reports are counted by reason, and the calls
+/// succeed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_on_calls_is_counted() {
     let counted = CountingBackend::start("{}").await;
@@ -106,7 +107,7 @@ async fn garbage_on_calls_is_counted() {
     assert_eq!(counted.ignored(), expected.map(|(reason, count)| (reason.to_owned(), count)).into());
 }
 
-/// fault 58: out of band likewise.
+/// fault 58: the same for out-of-band reports.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_out_of_band_is_counted() {
     let counted =

@@ -1,4 +1,4 @@
-//! A steady load: so many callers, each with one call after the other, until it is stopped.
+//! Steady load: callers that each make sequential calls until stopped.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,27 +12,27 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Request, Status};
 
-/// Only a failure takes this long.
+/// Maximum wait. Only a failing test reaches it.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Between two calls of one caller, so that a small machine has time for the servers as well.
+/// Pause between two calls of a caller, so that a small machine has time for the servers.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A load that runs. It ends when dropped; [`stop`](Load::stop) says what came of it.
+/// Running load. It ends when dropped; [`stop`](Load::stop) returns the results.
 pub(crate) struct Load {
     callers: JoinSet<()>,
-    /// How many calls each of them has ended.
+    /// Number of finished calls of each caller.
     ended: Vec<Arc<AtomicU64>>,
     tally: Arc<Tally>,
     since: Instant,
 }
 
-/// What became of the calls of a load.
+/// Results of a load.
 #[derive(Debug)]
 pub(crate) struct Counts {
     pub(crate) ok: u64,
     pub(crate) failed: Vec<Status>,
-    /// The longest that a call took, whatever became of it.
+    /// Maximum duration of a call, with any outcome.
     pub(crate) slowest: Duration,
     /// Calls per second.
     pub(crate) rate: u64,
@@ -48,7 +48,7 @@ struct Tally {
 }
 
 impl Load {
-    /// Starts `callers` callers of `Echo/Unary`. Each call has a deadline that only a failure reaches.
+    /// Starts `callers` callers of `Echo/Unary`. Only a failing test reaches the deadline of a call.
     pub(crate) fn start(channel: &Channel, callers: usize) -> Load {
         let tally = Arc::<Tally>::default();
         let client = EchoClient::new(channel.clone());
@@ -58,17 +58,17 @@ impl Load {
         Load { callers, ended, tally, since: Instant::now() }
     }
 
-    /// Calls that were answered so far.
+    /// Returns the number of successful calls so far.
     pub(crate) fn ok(&self) -> u64 {
         self.tally.ok.load(Ordering::SeqCst)
     }
 
-    /// Calls that failed so far.
+    /// Returns the number of failed calls so far.
     pub(crate) fn failed(&self) -> usize {
         self.tally.failed.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Waits until every caller has ended the call it was in, and so many more.
+    /// Waits until every caller has finished its current call and `calls` more.
     pub(crate) async fn further(&self, calls: u64) {
         let count = || self.ended.iter().map(|ended| ended.load(Ordering::SeqCst));
         let until: Vec<u64> = count().map(|ended| ended + 1 + calls).collect();
@@ -77,7 +77,7 @@ impl Load {
             loop {
                 let counted = self.tally.counted.notified();
                 tokio::pin!(counted);
-                // From here on no call is missed.
+                // Register before the check, so that no notification is lost.
                 counted.as_mut().enable();
                 if is_over() {
                     return;
@@ -88,7 +88,7 @@ impl Load {
         assert!(waited.await.is_ok(), "the load stands still: {} ok, {} failed", self.ok(), self.failed());
     }
 
-    /// Lets every caller finish its call.
+    /// Stops all callers after their current call.
     pub(crate) async fn stop(mut self) -> Counts {
         self.tally.stopped.store(true, Ordering::SeqCst);
         while let Some(caller) = self.callers.join_next().await {
@@ -107,7 +107,7 @@ impl Load {
 }
 
 impl Counts {
-    /// Zero failed is zero.
+    /// Asserts that calls were made and none failed.
     pub(crate) fn expect_none_failed(&self) {
         assert!(self.ok > 0, "there was no load at all");
         assert!(

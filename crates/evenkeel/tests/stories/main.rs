@@ -1,4 +1,4 @@
-//! Channels over real sockets: what an application sees.
+//! Channels over real sockets, as an application uses them.
 
 mod backends;
 mod calls;
@@ -12,7 +12,7 @@ mod wire;
 
 use evenkeel::{Channel, ChannelBuilder};
 
-/// The environment variable that selects the HTTP/2 implementation of a run.
+/// Environment variable that selects the HTTP/2 implementation of a run.
 const HTTP2_VARIABLE: &str = "EVENKEEL_STORIES_HTTP2";
 
 /// Returns true if this run selects the crate `h2`.
@@ -20,7 +20,7 @@ fn is_over_h2() -> bool {
     std::env::var_os(HTTP2_VARIABLE).is_some_and(|value| value == "h2")
 }
 
-/// Settings for a channel, over the HTTP/2 implementation that this run of the stories is for.
+/// Returns a builder for a channel over the HTTP/2 implementation of this run.
 fn builder(target: impl Into<String>) -> ChannelBuilder {
     let builder = Channel::builder(target);
     #[cfg(feature = "h2")]

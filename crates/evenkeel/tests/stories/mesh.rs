@@ -1,5 +1,5 @@
-//! Channels to `xds:///orders`: a real control plane, real backends, a generated client, and a load that nothing may
-//! disturb unless the story says so.
+//! Channels to `xds:///orders`: a real control plane, real backends, a generated client, and a load in which
+//! no call may fail unless the test expects it.
 
 mod balance;
 mod cooperation;
@@ -23,10 +23,10 @@ use testkit::net::{Backend, ControlPlane};
 use tokio::time::{sleep, timeout};
 use tonic::{Request, Status};
 
-/// Only a failure takes this long.
+/// Maximum wait. Only a failing test reaches it.
 const LONG: Duration = Duration::from_secs(30);
 
-/// A service `orders` with one cluster, and a channel to it that was not used yet.
+/// Service `orders` with one cluster, and an unused channel to it.
 struct Mesh {
     control: ControlPlane,
     backends: Vec<Backend>,
@@ -34,12 +34,12 @@ struct Mesh {
 }
 
 impl Mesh {
-    /// With so many backends in the cluster `pay`.
+    /// Starts with this number of backends in the cluster `pay`.
     async fn start(backends: usize) -> Mesh {
         Mesh::of(start(backends).await).await
     }
 
-    /// With these backends in the cluster `pay`.
+    /// Starts with these backends in the cluster `pay`.
     async fn of(backends: Vec<Backend>) -> Mesh {
         let control = ControlPlane::start().await;
         control.serve("orders", "pay", &addresses(&backends));
@@ -47,12 +47,12 @@ impl Mesh {
         Mesh { control, backends, channel }
     }
 
-    /// What the channel was made with.
+    /// Returns the bootstrap of the channel.
     fn bootstrap(&self) -> Bootstrap {
         Bootstrap::from_json(&self.control.bootstrap("node-7")).expect("a bootstrap")
     }
 
-    /// How often each backend was connected to.
+    /// Returns the number of connections that each backend has accepted.
     fn connections(&self) -> Vec<usize> {
         self.backends.iter().map(Backend::connections).collect()
     }
@@ -66,12 +66,12 @@ async fn start(backends: usize) -> Vec<Backend> {
     started
 }
 
-/// A channel of the node `node-7`. It goes back to an endpoint soon.
+/// Returns a builder for a channel of the node `node-7`, with a short backoff.
 fn channel(control: &ControlPlane) -> ChannelBuilder {
     channel_by(&control.bootstrap("node-7"))
 }
 
-/// The same, whose control plane has these features in the bootstrap.
+/// Like [`channel`], with these server features in the bootstrap.
 fn channel_with(control: &ControlPlane, features: &str) -> ChannelBuilder {
     channel_by(&control.bootstrap("node-7").replace("\"xds_v3\"", features))
 }
@@ -92,7 +92,7 @@ fn texts<'b>(backends: impl IntoIterator<Item = &'b Backend>) -> Vec<String> {
     backends.into_iter().map(|backend| backend.address().to_string()).collect()
 }
 
-/// A request with a deadline that only a failure reaches.
+/// Returns a request with a deadline that only a failing test reaches.
 fn request() -> Request<EchoRequest> {
     let mut request = Request::new(EchoRequest { payload: b"hello".to_vec(), ..EchoRequest::default() });
     request.set_timeout(LONG);
@@ -104,7 +104,7 @@ fn patient(mut request: Request<EchoRequest>) -> Request<EchoRequest> {
     request
 }
 
-/// Calls once; answers with the name of the backend.
+/// Makes a call and returns the name of the backend.
 async fn call(channel: &Channel) -> Result<String, Status> {
     send(channel, request()).await
 }
@@ -113,7 +113,7 @@ async fn send(channel: &Channel, request: Request<EchoRequest>) -> Result<String
     Ok(EchoClient::new(channel.clone()).unary(request).await?.into_inner().backend)
 }
 
-/// Calls so many times, one after the other; answers how many each backend got.
+/// Makes sequential calls and returns the number per backend.
 async fn shares(channel: &Channel, calls: usize) -> BTreeMap<String, usize> {
     let mut shares = BTreeMap::new();
     for _ in 0..calls {
@@ -122,7 +122,7 @@ async fn shares(channel: &Channel, calls: usize) -> BTreeMap<String, usize> {
     shares
 }
 
-/// Waits until something is so.
+/// Polls until a condition holds.
 async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let waited = timeout(LONG, async {
         while !is_so().await {
@@ -132,24 +132,24 @@ async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> 
     assert!(waited.await.is_ok(), "waited in vain until {what}");
 }
 
-/// Waits until the channel's tree is as described.
+/// Waits until the channel's policy tree satisfies the condition.
 async fn until_tree(channel: &Channel, what: &str, is_so: impl Fn(&Description) -> bool) {
     let is_so = &is_so;
     until(what, || async move { channel.tree().await.is_some_and(|tree| is_so(&tree)) }).await;
 }
 
-/// All policies of a tree, from the root down.
+/// Returns all policies of a tree in pre-order.
 fn policies(tree: &Description) -> Vec<&Description> {
     let below = tree.children.iter().flat_map(|(_, child)| policies(child));
     [tree].into_iter().chain(below).collect()
 }
 
-/// All endpoints of a tree.
+/// Returns all endpoints of a tree.
 fn endpoints(tree: &Description) -> Vec<&EndpointRow> {
     policies(tree).into_iter().flat_map(|policy| &policy.endpoints).collect()
 }
 
-/// Their first addresses, in order.
+/// Returns the first addresses of all endpoints, sorted.
 fn places(tree: &Description) -> Vec<String> {
     let mut places: Vec<_> = endpoints(tree).iter().map(|row| row.addresses[0].clone()).collect();
     places.sort();

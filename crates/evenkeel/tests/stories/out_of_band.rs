@@ -1,4 +1,4 @@
-//! Streams of load reports on virtual time: when they are asked for again, and when not.
+//! Out-of-band load report streams on virtual time: retries and their backoff.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -15,17 +15,17 @@ use tokio::io::duplex;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 
-/// What a backend does with one stream after the other. With those after the last it does nothing.
+/// Scripted behaviour for consecutive streams. Later streams get no response.
 #[derive(Clone, Copy)]
 enum Answer {
     Fails(Code),
-    /// A report at once, and the end after this time.
+    /// Sends a report, and ends after this time.
     ReportsFor(Duration),
-    /// Bytes that are no report, and the end after this time.
+    /// Sends a malformed report, and ends after this time.
     GarbageFor(Duration),
 }
 
-/// Backends at the ends of pipes, and when streams were asked of each.
+/// Backends at the ends of pipes, with the start times of the streams.
 #[derive(Clone, Default)]
 struct Backends {
     scripts: BTreeMap<String, Vec<Answer>>,
@@ -43,7 +43,7 @@ impl Backends {
         asked.get(address).cloned().unwrap_or_default()
     }
 
-    /// How long after the one before each stream was asked for.
+    /// Returns the intervals between consecutive streams, in seconds.
     fn gaps(&self, address: &str) -> Vec<f64> {
         let asked = self.asked(address);
         asked.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect()
@@ -80,7 +80,7 @@ async fn answer(answer: Option<Answer>, mut respond: SendResponse<Bytes>) {
             respond.send_response(head, true).expect("a stream");
             return;
         }
-        // A message without a byte is a report without a value.
+        // An empty message is a report without values.
         Some(Answer::ReportsFor(_)) => &[0, 0, 0, 0, 0],
         Some(Answer::GarbageFor(_)) => &[0, 0, 0, 0, 1, 0xff],
         None => std::future::pending().await,
@@ -91,11 +91,11 @@ async fn answer(answer: Option<Answer>, mut respond: SendResponse<Bytes>) {
         sleep(time).await;
     }
     let trailers = HeaderMap::from_iter([("grpc-status".parse().expect("a name"), HeaderValue::from(0))]);
-    // The channel may be gone by now.
+    // The channel may have been dropped.
     let _ = body.send_trailers(trailers);
 }
 
-/// A channel that wants reports out of band from both backends, once it has connected to them.
+/// Returns a connected channel with out-of-band reports from both backends.
 async fn channel(backends: &Backends) -> Channel {
     let policy = r#"{"loadBalancingConfig": [{"weighted_round_robin": {"enableOobLoadReport": true}}]}"#;
     let channel = crate::builder("ipv4:10.0.0.1:80,10.0.0.2:80")
@@ -110,8 +110,8 @@ async fn channel(backends: &Backends) -> Channel {
 const FIRST: &str = "10.0.0.1:80";
 const SECOND: &str = "10.0.0.2:80";
 
-/// ORCA-9: a stream that fails is asked for again after 1 s, 1.6 s, and so on up to 120 s, a fifth more or less; a message
-/// that came before the end, of any kind, resets that, and the next attempt is at once, but not twice in a second.
+/// ORCA-9: a failed stream is retried after 1 s, 1.6 s and so on up to 120 s, with 20 % jitter. Any message
+/// before the end resets the backoff, and the next attempt is immediate, at most once per second.
 #[tokio::test(start_paused = true)]
 async fn streams_that_end_are_asked_for_again() {
     let seconds = Duration::from_secs;
@@ -135,15 +135,15 @@ async fn streams_that_end_are_asked_for_again() {
     let failures: Vec<_> = failures.collect();
     let others = [(5.0, 5.0), (1.0, 1.0), (0.8, 1.2), (1.28, 1.92), (7.0, 7.0)];
     for (gap, (least, most)) in gaps.iter().zip(failures.into_iter().chain(others)) {
-        // Timers go off to the millisecond.
+        // Timers have millisecond resolution.
         assert!((least - 0.005..=most + 0.005).contains(gap), "{gap} in {gaps:?}");
     }
     assert_eq!(backends.asked(SECOND).len(), 1, "a stream that goes on is not asked for again");
     drop(channel);
 }
 
-/// fault 59, ORCA-9: a backend that does not know the service is asked once, and that is logged once, as an error. The
-/// channel goes on without.
+/// fault 59, ORCA-9: a backend without the service is asked once, with one error in the log. The channel
+/// continues without reports.
 #[tokio::test(start_paused = true)]
 async fn who_does_not_know_the_service_is_asked_once() {
     let log = Log::default();

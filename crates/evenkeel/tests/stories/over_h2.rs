@@ -1,8 +1,8 @@
-//! The channel's stories once more, with the crate `h2` as the HTTP/2 implementation.
+//! Runs the tests of this binary with the crate `h2` as HTTP/2 implementation.
 //!
-//! The same program runs again as a process of its own: what differs is an environment variable that [`builder`](crate::builder)
-//! reads. A difference between the implementations that an application could see fails a story. Where `h2` chooses another error
-//! code than RFC 9113 names, or does not honour the peer's header list size, the story gives the reason.
+//! The same binary runs as a child process with an environment variable that [`builder`](crate::builder)
+//! reads. A difference that an application could observe fails a test. `h2` sometimes uses another error code
+//! than RFC 9113 names, and does not honour the peer's header list size. Those tests state the reason.
 
 use std::env;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Peers that do on the wire what a sound server never does, played frame by frame.
+//! Peers that misbehave on the wire, scripted frame by frame.
 
 mod closing;
 mod floods;
@@ -22,12 +22,12 @@ use tonic::{Code, Request, Status};
 
 use crate::load::Load;
 
-/// Only a failure takes this long.
+/// Maximum wait. Only a failing test reaches it.
 const LONG: Duration = Duration::from_secs(30);
 
 const ROUND_ROBIN: &str = r#"{"loadBalancingConfig": [{"round_robin": {}}]}"#;
 
-/// All methods are tried up to four times if the endpoint is unavailable.
+/// Retry policy for all methods: up to four attempts on UNAVAILABLE.
 const RETRIES: &str = r#"{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 4, "initialBackoff": "0.001s",
     "maxBackoff": "0.001s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}"#;
 
@@ -41,7 +41,7 @@ fn message(payload: &[u8]) -> EchoRequest {
     EchoRequest { payload: payload.to_vec(), ..EchoRequest::default() }
 }
 
-/// A call in a task of its own.
+/// Starts a unary call in a task.
 fn unary(channel: &Channel, payload: &[u8]) -> JoinHandle<Result<EchoResponse, Status>> {
     let mut client = EchoClient::new(channel.clone());
     let mut request = Request::new(message(payload));
@@ -49,7 +49,7 @@ fn unary(channel: &Channel, payload: &[u8]) -> JoinHandle<Result<EchoResponse, S
     tokio::spawn(async move { Ok(client.unary(request).await?.into_inner()) })
 }
 
-/// A call whose messages come from the sender.
+/// Starts a client-streaming call. Its messages come from the returned sender.
 fn client_stream(
     channel: &Channel,
 ) -> (mpsc::UnboundedSender<EchoRequest>, JoinHandle<Result<EchoResponse, Status>>) {
@@ -60,7 +60,7 @@ fn client_stream(
     (sender, tokio::spawn(call))
 }
 
-/// The next connection, with SETTINGS exchanged.
+/// Accepts the next connection and exchanges SETTINGS.
 async fn accept(peer: &Peer) -> Conn {
     let mut conn = long(peer.accept()).await;
     conn.handshake().await.expect("the client is there");
@@ -75,7 +75,7 @@ async fn long<T>(work: impl Future<Output = T>) -> T {
     timeout(LONG, work).await.expect("it takes no time unless it fails")
 }
 
-/// The payloads of gRPC messages that a request's body carries.
+/// Returns the message payloads of a request body.
 fn payloads(body: &[u8]) -> Vec<Vec<u8>> {
     let mut payloads = Vec::new();
     let mut rest = body;
@@ -92,7 +92,8 @@ fn decode(message: &[u8]) -> EchoRequest {
     evenkeel_proto::prost::Message::decode(message).expect("a request")
 }
 
-/// Frames that the client sends until it answers this ping; nothing is given back for them.
+/// Sends a PING and returns the frames before its acknowledgement. No flow-control window is released for
+/// them.
 async fn until_pong(conn: &mut Conn) -> Vec<Frame> {
     conn.send(Frame::new(kind::PING, 0, 0, &b"evenkeel"[..])).await.expect("the client is there");
     let mut frames = Vec::new();
@@ -109,8 +110,9 @@ fn data_of(frames: &[Frame]) -> usize {
     frames.iter().filter(|frame| frame.kind == kind::DATA).map(|frame| frame.payload.len()).sum()
 }
 
-/// A peer says goodbye below the streams that were sent: those it did not process are sent again elsewhere, once, and those
-/// that it did are answered by it. It does not matter how often the application has sent something by then.
+/// GOAWAY with a last stream id below the sent streams: unprocessed streams are retried on another
+/// connection, once. Processed ones complete. The amount of data that the application has sent does not
+/// matter.
 ///
 /// fault 44
 #[tokio::test]
@@ -127,7 +129,7 @@ async fn what_a_goodbye_leaves_out_is_sent_again() {
     for payload in [b"a", b"b"] {
         sender.send(message(payload)).unwrap();
     }
-    // Two messages of five and three bytes each.
+    // Two messages with a prefix of five bytes and a payload of three each.
     let mut uploaded = 0;
     while uploaded < 16 {
         uploaded += data_of(&until_pong(&mut first).await);
@@ -162,7 +164,7 @@ async fn what_a_goodbye_leaves_out_is_sent_again() {
     assert_eq!(long(first.closed()).await, Some(code::NO_ERROR), "with its calls the old connection ends");
 }
 
-/// Under load, connections say goodbye between all that calls do: before they are picked, before they are sent, and after.
+/// GOAWAY under load at all phases of a call: before the pick, before the send and after it.
 ///
 /// fault 44
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -186,7 +188,7 @@ async fn goodbyes_under_load_fail_nothing() {
         while armed.load(Ordering::SeqCst) {
             load.further(0).await;
         }
-        // No call meets two goodbyes: the second may fail it.
+        // Each call sees at most one GOAWAY: a second one may fail it.
         load.further(0).await;
     }
     let counts = load.stop().await;
@@ -199,8 +201,8 @@ async fn goodbyes_under_load_fail_nothing() {
     counts.expect_none_failed();
 }
 
-/// Of a thousand calls a tenth is refused at first, and a hundredth always: the first are sent again and the second fail, after
-/// two attempts.
+/// Of a thousand calls, a tenth is refused (REFUSED_STREAM) once and a hundredth always. The former are
+/// retried transparently, the latter fail after two attempts.
 ///
 /// fault 45
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -230,7 +232,7 @@ async fn what_is_refused_is_sent_again_once() {
     }
 }
 
-/// Whether a call came out as its number says, after as many attempts.
+/// Asserts the result and the number of attempts that the call's number implies.
 fn check(
     (number, result): (usize, Result<EchoResponse, Status>),
     attempts: &[AtomicU32],
@@ -250,8 +252,8 @@ fn check(
     }
 }
 
-/// A stream that is reset fails its call with gRPC's code for the reason, and only its call. After the answer has begun nothing
-/// is tried again, whatever the reason and whatever the policy.
+/// RST_STREAM fails its call with the gRPC status of the error code, and no other call. Response headers
+/// prevent any retry.
 #[tokio::test]
 async fn resets_mean_what_the_table_says() {
     let table = [
@@ -297,10 +299,10 @@ async fn resets_mean_what_the_table_says() {
     assert_eq!(request.stream as usize, 2 * (2 * table.len() - 1) + 1, "every call had one stream");
 }
 
-/// How a peer ends a connection with a call on this stream. One that is given back stays open until the call has ended.
+/// Ends a connection with a call on this stream. A returned connection stays open until the call has ended.
 type End = fn(Conn, u32) -> Pin<Box<dyn Future<Output = Option<Conn>> + Send>>;
 
-/// A connection that ends under a call: the call is unavailable, and says where and why.
+/// A connection that closes during a call fails it with UNAVAILABLE, the address and the reason.
 ///
 /// PF-15
 #[tokio::test]
@@ -308,7 +310,7 @@ async fn a_call_says_how_its_connection_ended() {
     let peer = Peer::bind().await;
     let channel =
         to(peer.address()).keepalive(Duration::from_millis(200), Duration::from_millis(100)).build().unwrap();
-    // h2 has one code for what cannot be parsed.
+    // h2 has one error code for all parse errors.
     let broken = if crate::is_over_h2() {
         "the peer broke HTTP/2 or a limit (PROTOCOL_ERROR)"
     } else {
@@ -366,8 +368,8 @@ async fn a_call_says_how_its_connection_ended() {
     }
 }
 
-/// Answers that are not gRPC's: the HTTP status says what kind of failure it is, and the text what came. A retry policy holds
-/// for them.
+/// Responses that are not gRPC: the HTTP status selects the status code, and the message describes the
+/// response. Retry policies apply.
 #[tokio::test]
 async fn an_answer_that_is_not_grpc_is_named() {
     let peer = Peer::bind().await;
@@ -405,7 +407,7 @@ async fn an_answer_that_is_not_grpc_is_named() {
             assert!(failed.message().ends_with(&format!(" and content type {kind_of:?}")), "{failed}");
         }
     }
-    // Trailers that say no status.
+    // Trailers without `grpc-status`.
     let call = unary(&plain, b"x");
     let stream = request(&mut conn).await.stream;
     conn.respond_headers(stream, &[]).await.unwrap();
@@ -427,7 +429,7 @@ async fn an_answer_that_is_not_grpc_is_named() {
     call.await.unwrap().unwrap();
 }
 
-/// Load reports that cannot be read, and several of them, are no matter for the call.
+/// Malformed and repeated load reports do not fail the call.
 ///
 /// fault 57
 #[tokio::test]
@@ -438,7 +440,7 @@ async fn malformed_load_reports_fail_nothing() {
     let channel = to(peer.address()).service_config(wrr).build().unwrap();
     channel.connect();
     let mut conn = accept(&peer).await;
-    // cpu_utilization 0.5; a double that is cut short; a length beyond the end; not base64; a NaN; nothing.
+    // cpu_utilization 0.5; a truncated double; a length beyond the end; invalid base64; a NaN; empty.
     let reports = ["CQAAAAAAAOA/", "CQAA", "Iv8B", "!!!", "CQAAAAAAAPh/", ""];
     for first in reports {
         for second in reports {
@@ -454,8 +456,8 @@ async fn malformed_load_reports_fail_nothing() {
     }
 }
 
-/// A peer that finds our pings too many gets half as many from its next connection on, as often as it says so; a peer that wants
-/// calm for another reason gets as many as before.
+/// GOAWAY with `too_many_pings` doubles the keepalive time of the next connection, each time.
+/// ENHANCE_YOUR_CALM for another reason does not.
 #[tokio::test]
 async fn pings_get_rarer_if_the_peer_says_so() {
     let time = Duration::from_millis(200);
@@ -472,7 +474,7 @@ async fn pings_get_rarer_if_the_peer_says_so() {
         conn.go_away(0, code::ENHANCE_YOUR_CALM, b"too_many_calls").await.unwrap();
     }
     let mut conn = accept(&peer).await;
-    // If each of the twelve had counted, the next ping would come in ten minutes.
+    // If each of the twelve had counted, the next ping would be ten minutes away.
     pinged(&mut conn).await;
     conn.go_away(0, code::ENHANCE_YOUR_CALM, b"too_many_pings").await.unwrap();
     let mut conn = long(peer.accept()).await;
@@ -480,7 +482,7 @@ async fn pings_get_rarer_if_the_peer_says_so() {
     conn.handshake().await.unwrap();
     pinged(&mut conn).await;
     assert!(greeted.elapsed() >= 2 * time, "the time has doubled: {:?}", greeted.elapsed());
-    // As often as it wants: there is an end to doubling.
+    // The doubling has an upper bound.
     for _ in 0..80 {
         conn.go_away(0, code::ENHANCE_YOUR_CALM, b"too_many_pings").await.unwrap();
         conn = accept(&peer).await;
@@ -500,7 +502,7 @@ async fn pinged(conn: &mut Conn) {
     }
 }
 
-/// Whoever does not speak HTTP/2 is not connected to, and the call says what came.
+/// A peer that does not speak HTTP/2 never becomes READY, and the status contains its reply.
 #[tokio::test]
 async fn a_peer_without_settings_is_not_ready() {
     let peer = Peer::bind().await;
@@ -518,7 +520,7 @@ async fn a_peer_without_settings_is_not_ready() {
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains(&format!("HTTP/2 handshake with {}", peer.address())), "{status}");
 
-    // One that answers pings and sends no SETTINGS is alive, and still no endpoint.
+    // A peer that acknowledges pings and sends no SETTINGS is alive, but not READY.
     let mut conn = long(peer.accept()).await;
     while conn.next_frame().await.is_some() {}
     let mut conn = long(peer.accept()).await;

@@ -1,4 +1,4 @@
-//! Service configs: every policy serves people without a control plane.
+//! Service configs: every policy works without a control plane.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ async fn three() -> [Backend; 3] {
     [Backend::start().await, Backend::start().await, Backend::start().await]
 }
 
-/// Who answers so many calls, one after the other, once all who shall be asked are connected.
+/// Makes sequential calls, and returns the number that each backend served.
 async fn who_answers(channel: &Channel, calls: usize) -> BTreeMap<String, usize> {
     let mut client = EchoClient::new(channel.clone());
     let mut answers = BTreeMap::new();
@@ -25,16 +25,16 @@ async fn who_answers(channel: &Channel, calls: usize) -> BTreeMap<String, usize>
     answers
 }
 
-/// Every policy that a list of addresses can be given to balances calls.
+/// Every policy that supports a list of addresses balances calls.
 #[tokio::test]
 async fn every_policy_serves() {
     let backends = three().await;
-    // The policy, how many endpoints it uses, and what it gives each of 30 calls if that is fixed.
+    // Policy, number of endpoints that it uses, and calls per endpoint of 30 if constant.
     let cases = [
         (r#"{"pick_first": {}}"#, 1, Some(30)),
         (r#"{"pick_first": {"shuffleAddressList": true}}"#, 1, Some(30)),
         (r#"{"round_robin": {}}"#, 3, Some(10)),
-        // Nobody reports a load, so that all weigh the same.
+        // Without load reports all weights are equal.
         (r#"{"weighted_round_robin": {"blackoutPeriod": "0s"}}"#, 3, Some(10)),
         (r#"{"weighted_round_robin_experimental": {}}"#, 3, Some(10)),
         (r#"{"edf_weighted_round_robin": {}}"#, 3, Some(10)),
@@ -49,7 +49,7 @@ async fn every_policy_serves() {
     for (policy, used, each) in cases {
         let config = format!(r#"{{"loadBalancingConfig": [{{"unheard_of": {{}}}}, {policy}]}}"#);
         let channel = to(&backends).service_config(config).build().unwrap_or_else(|error| panic!("{error}"));
-        // Calls go to whoever is there; the counts are those of the time when all are.
+        // Count only after all endpoints are connected.
         within(async {
             let mut seen = BTreeSet::new();
             while seen.len() < used {
@@ -65,14 +65,14 @@ async fn every_policy_serves() {
     }
 }
 
-/// ring_hash: calls with the same header go to the same endpoint, those without one anywhere. Without a header in its config
-/// it has nothing to hash, as there are no routes, and says so.
+/// ring_hash: calls with the same header value use the same endpoint, calls without one use any. Without a
+/// header in its config there is nothing to hash, and it fails with that reason.
 #[tokio::test]
 async fn ring_hash_needs_a_header() {
     let backends = three().await;
     let config = r#"{"loadBalancingConfig": [{"ring_hash_experimental": {"requestHashHeader": "x-user"}}]}"#;
     let channel = to(&backends).service_config(config).build().unwrap();
-    // It connects by calls, and to one endpoint if it is asked to.
+    // ring_hash connects on picks; `ready` connects one endpoint.
     within(channel.ready()).await.unwrap();
     let mut client = EchoClient::new(channel.clone());
     let mut homes = BTreeMap::new();
@@ -95,7 +95,7 @@ async fn ring_hash_needs_a_header() {
     assert_eq!((status.code(), status.message()), (Code::Internal, text));
 }
 
-/// `waitForReady` holds for the methods that it names, unless a call says otherwise.
+/// `waitForReady` applies to the named methods, unless a call overrides it.
 #[tokio::test]
 async fn methods_wait_as_configured() {
     let backend = Backend::start().await;
@@ -112,7 +112,7 @@ async fn methods_wait_as_configured() {
     assert_eq!(within(others.unary(impatient)).await.unwrap_err().code(), Code::Unavailable);
     let mut patient = client.clone();
     let waiting = tokio::spawn(async move { patient.unary(request("patient")).await });
-    // Those who do not wait fail still.
+    // Calls without wait-for-ready still fail.
     within(others.client_stream(tokio_stream::once(request("")))).await.unwrap_err();
     backend.restart().await;
     assert_eq!(within(waiting).await.unwrap().unwrap().into_inner().payload, b"patient");

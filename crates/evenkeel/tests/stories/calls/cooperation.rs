@@ -1,7 +1,8 @@
-//! Callers that retry at once: calls that fail without waiting let the rest of the runtime run.
+//! Callers that retry at once: calls that fail without waiting yield to the runtime.
 //!
-//! All stories run on one thread. A caller that never yields starves the channel's driver, its timers and every other task, so a
-//! time limit of tokio would never fire: bounds here are numbers of calls, or the clock of the standard library.
+//! All tests run on one thread. A caller that never yields starves the driver, its timers and every other
+//! task. A tokio timeout would never fire, so the bounds are call counts or the clock of the standard
+//! library.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use tower_service::Service as _;
 
 use super::{Client, LONG, panics, policy, request, to, within};
 
-/// Maximum number of calls that fail before another task has run. tokio's budget is 128 operations.
+/// Maximum number of failed calls before another task has run. tokio's budget is 128 operations.
 const MAX_CALLS: usize = 1000;
 
 /// Calls until one succeeds, without a pause between calls.
@@ -29,7 +30,7 @@ pub(crate) async fn insist<T>(mut call: impl AsyncFnMut() -> Result<T, Status>) 
     }
 }
 
-/// Expects calls to fail until another task of the same thread has run, and that task to run soon.
+/// Asserts that calls fail, and that another task of the same thread runs within [`MAX_CALLS`] calls.
 pub(crate) async fn fails_and_yields<T>(failure: &str, mut call: impl AsyncFnMut() -> Result<T, Status>) {
     let has_run = Arc::new(AtomicBool::new(false));
     let other = has_run.clone();
@@ -43,7 +44,7 @@ pub(crate) async fn fails_and_yields<T>(failure: &str, mut call: impl AsyncFnMut
     other.await.unwrap();
 }
 
-/// A request as tower's services take it. The body is an empty message.
+/// Returns a request for a tower service. The body is an empty message.
 fn raw_request() -> http::Request<Body> {
     let body = http_body_util::Full::new(bytes::Bytes::from_static(&[0; 5]));
     http::Request::post("http://localhost/evenkeel.test.Echo/Unary").body(Body::new(body)).unwrap()
@@ -54,8 +55,8 @@ async fn raw_call(channel: &mut Channel) -> Result<(), Status> {
     channel.call(raw_request()).await.map(drop)
 }
 
-/// The backend is down and its caller retries at once in a loop: the channel reconnects when the backend is back, whatever the
-/// kind of call, also if a retry policy repeats each call.
+/// The backend is down and its caller retries in a loop. The channel reconnects when the backend returns, for
+/// each kind of call, also under a retry policy.
 #[tokio::test]
 async fn a_caller_that_retries_at_once_reconnects() {
     const RETRIES: &str = r#"{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3,
@@ -85,8 +86,8 @@ async fn a_caller_that_retries_at_once_reconnects() {
     }
 }
 
-/// Each failure that does not wait consumes budget: no endpoint, a pick that fails or drops the call, an invalid request, a closed
-/// channel.
+/// Each immediate failure consumes budget: no endpoint, a failing or dropping pick, an invalid request, a
+/// closed channel.
 #[tokio::test]
 async fn failures_that_do_not_wait_yield() {
     let backend = Backend::start().await;
@@ -120,10 +121,10 @@ async fn failures_that_do_not_wait_yield() {
     fails_and_yields("a closed channel, asked to be ready", async || channel.ready().await).await;
 }
 
-/// A name that cannot be resolved fails calls until the next attempt of the resolver.
+/// An unresolvable name fails calls until the next attempt of the resolver.
 #[tokio::test]
 async fn a_name_that_cannot_be_resolved_yields() {
-    // The first call waits for the resolver. Its next attempt is far off.
+    // The first call waits for the resolver. Its next attempt is far in the future.
     let wait = Backoff { initial: LONG, max: LONG, ..Backoff::default() };
     let unresolved = crate::builder("dns:///absent.invalid:1234").backoff(wait).build().unwrap();
     let mut client = EchoClient::new(unresolved);

@@ -1,4 +1,5 @@
-//! Deadlines: they reach the server, and they are kept whatever a call waits for. The application's half of RT-1.
+//! Deadlines: they are sent to the server, and they apply wherever a call waits. The application's half of
+//! RT-1.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -30,7 +31,7 @@ fn is_late(status: &Status, waiting_for: &str) {
     assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, text.as_str()));
 }
 
-/// What a server was told by `grpc-timeout`.
+/// Parses a `grpc-timeout` value.
 fn told(text: &str) -> Duration {
     let (number, unit) = text.split_at(text.len() - 1);
     let number = number.parse().unwrap();
@@ -43,8 +44,8 @@ fn told(text: &str) -> Duration {
     }
 }
 
-/// The server is told how much time is left, never more than there is; without a deadline it is told nothing. Time that the
-/// call has waited for an endpoint is over for the server too.
+/// `grpc-timeout` carries the remaining time, never more. It is absent without a deadline. Time spent waiting
+/// for an endpoint is subtracted.
 #[tokio::test]
 async fn servers_are_told() {
     const ALL: Duration = Duration::from_secs(40);
@@ -71,8 +72,8 @@ async fn servers_are_told() {
     assert!(told + 2 * SHORT <= ALL, "{told:?} after waiting");
 }
 
-/// RT-1: a call is late where it is: before there is an endpoint, before the answer, in the middle of the answer. The text
-/// says what it waited for, and the server is let go.
+/// RT-1: a call exceeds its deadline without an endpoint, before the response, and in the middle of the
+/// response. The status names the wait, and the server's call is cancelled.
 #[tokio::test]
 async fn calls_are_late_wherever_they_wait() {
     let backend = Backend::start().await;
@@ -81,7 +82,7 @@ async fn calls_are_late_wherever_they_wait() {
     let not_answered = format!("endpoint {address} has not answered");
     let not_finished = format!("endpoint {address} has not finished its answer");
 
-    // A peer that accepts and says nothing is no endpoint yet; one that refuses is not for those who wait.
+    // A peer that accepts and stays silent is not READY. A refusing peer does not fail wait-for-ready calls.
     let silent = Proxy::to(address).await;
     silent.accept_only(true);
     let mut waiting =
@@ -95,7 +96,7 @@ async fn calls_are_late_wherever_they_wait() {
     let status = within(waiting.unary(patient)).await.unwrap_err();
     is_late(&status, "no endpoint is connected");
 
-    // A tonic server keeps the deadline as well. The first call connects.
+    // tonic's server enforces the deadline as well. The first call connects.
     within(client.unary(request(""))).await.unwrap();
     for _ in 0..20 {
         let status = within(client.unary(timed(endless(0), SHORT / 10))).await.unwrap_err();
@@ -116,8 +117,8 @@ async fn calls_are_late_wherever_they_wait() {
     backend.wait_until(|backend| backend.in_flight() == 0).await;
 }
 
-/// A server that never stops talking does not keep a call beyond its deadline, nor does an application that reads late: what
-/// is there by then is not read to the end.
+/// Neither a server that sends continuously nor an application that reads late extends the deadline. Buffered
+/// messages are not read to the end.
 #[tokio::test]
 async fn a_busy_answer_is_late_too() {
     let backend = Backend::start().await;
@@ -143,7 +144,7 @@ async fn a_busy_answer_is_late_too() {
     }
 }
 
-/// A server that keeps the deadline as well cancels the call, perhaps before we look: it is the same deadline.
+/// A server that enforces the deadline may cancel first. The call still ends as DEADLINE_EXCEEDED.
 #[tokio::test]
 async fn a_cancelled_call_may_be_a_late_one() {
     let server =
@@ -161,7 +162,7 @@ async fn a_cancelled_call_may_be_a_late_one() {
     assert_eq!((in_time.code(), in_time.message()), (Code::Cancelled, "Timeout expired"));
 }
 
-/// RT-1: the shorter of the application's deadline and the service config's counts.
+/// RT-1: the shorter of the application's deadline and the service config's timeout applies.
 #[tokio::test]
 async fn the_shorter_deadline_counts() {
     let backend = Backend::start().await;

@@ -1,4 +1,4 @@
-//! How calls and channels end before their time: dropped, cancelled, with their runtime gone. Nothing is left behind.
+//! Calls and channels that end early: dropped, cancelled, or without their runtime. No resource leaks.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use tonic::Code;
 
 use super::{client, connected, endless, panicked, request, to, until, within};
 
-/// A call that is dropped before its answer, and an answer that is dropped before its end, are gone at the server too.
+/// Dropping a call before its response, or a response before its end, cancels the call at the server.
 #[tokio::test]
 async fn servers_hear_of_cancelled_calls() {
     let backend = Backend::start().await;
@@ -48,15 +48,15 @@ async fn servers_hear_of_cancelled_calls() {
     assert_eq!(backend.connections(), 1, "a cancelled call costs no connection");
 }
 
-/// How many calls are under way by the policy's count.
+/// Returns the policy's number of outstanding calls.
 async fn outstanding(channel: &Channel) -> u64 {
     let tree = channel.tree().await.unwrap();
     let counts = tree.details["outstanding"].as_object().unwrap();
     counts.values().map(|count| count.as_u64().unwrap()).sum()
 }
 
-/// A client drops half of its calls mid-flight, unary ones and streams: no stream and no counter is left, the other half
-/// is answered, and the channel closes.
+/// A client drops half of its active calls, unary and streaming. No stream and no counter leaks, the other
+/// half completes, and the channel closes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_of_the_calls_are_dropped() {
     const CALLS: usize = 1000;
@@ -107,11 +107,10 @@ async fn half_of_the_calls_are_dropped() {
     }
 }
 
-/// Answers that come for calls which were given up do no harm, however many they are: the connection goes on, and the calls on
-/// it.
+/// Any number of late responses to cancelled calls leaves the connection and its calls intact.
 #[tokio::test]
 async fn late_answers_do_no_harm() {
-    // More than h2 takes for a bad peer unless told otherwise.
+    // More than h2's default limit for a misbehaving peer.
     const GIVEN_UP: usize = 1500;
     let peer = Peer::bind().await;
     let channel = crate::builder(format!("ipv4:{}", peer.address())).build().unwrap();
@@ -141,7 +140,7 @@ async fn late_answers_do_no_harm() {
     within(next).await.unwrap().unwrap();
 }
 
-/// Numbers that are the same in every run.
+/// Deterministic random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -151,7 +150,7 @@ impl Dice {
     }
 }
 
-/// Polls some work for a while and drops it.
+/// Polls a future for some time and drops it.
 async fn for_a_while(work: impl Future, dice: &mut Dice) {
     let mut work = pin!(work);
     for _ in 0..dice.below(12) {
@@ -166,8 +165,8 @@ async fn for_a_while(work: impl Future, dice: &mut Dice) {
     }
 }
 
-/// fault 71: channels are dropped at any moment, with calls in flight and while they connect: to a backend, to one that never
-/// speaks, and to nobody. Nothing panics, and nothing is left: no task, no connection, no call at the server.
+/// fault 71: channels are dropped at any time, during calls and while connecting: to a backend, a silent peer
+/// and a closed port. Nothing panics, and no task, connection or call leaks.
 #[tokio::test]
 async fn channels_are_dropped_at_any_moment() {
     const DROPS: usize = 3000;
@@ -198,7 +197,7 @@ async fn channels_are_dropped_at_any_moment() {
                 _ => drop(tokio::time::timeout(Duration::from_millis(1), client.unary(endless(0))).await),
             }
         };
-        // The channel goes before, with or after its call.
+        // The channel is dropped before, with or after its call.
         match dice.below(3) {
             0 => {
                 drop(channel);
@@ -216,7 +215,7 @@ async fn channels_are_dropped_at_any_moment() {
     assert_eq!(panicked::in_ours(), Vec::<String>::new());
 }
 
-/// Waits until the tasks of this runtime are as many as before, and there is no socket of ours to these addresses.
+/// Waits until the runtime has as many tasks as before, and no socket to these addresses is left.
 async fn all_gone(tasks_before: usize, addresses: &[SocketAddr]) {
     let mut last = (0, 0);
     let gone = async {
@@ -232,12 +231,12 @@ async fn all_gone(tasks_before: usize, addresses: &[SocketAddr]) {
     assert!(gone.is_ok(), "{} tasks, of which {tasks_before} were there before; {} sockets", last.0, last.1);
 }
 
-/// How many sockets of this process lead to these addresses.
+/// Returns the number of this process's sockets to these addresses.
 fn sockets_to(addresses: &[SocketAddr]) -> usize {
     let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
     let ends: Vec<_> = addresses.iter().map(|address| format!("0100007F:{:04X}", address.port())).collect();
-    // Columns: number, local, remote, state, queues, timer, retransmits, user, timeout, inode. One without an inode belongs
-    // to nobody any more.
+    // Columns: number, local, remote, state, queues, timer, retransmits, user, timeout, inode. A socket
+    // without an inode is closed by its process.
     let leads = |line: &&str| {
         let columns: Vec<_> = line.split_whitespace().collect();
         columns.get(2).is_some_and(|remote| ends.iter().any(|end| end == remote))
@@ -246,8 +245,8 @@ fn sockets_to(addresses: &[SocketAddr]) -> usize {
     table.lines().skip(1).filter(leads).count()
 }
 
-/// fault 70: a thousand channels are created, used once and dropped, some at once and some one after the other. As many tasks
-/// and sockets are there afterwards as before.
+/// fault 70: a thousand channels are created, used once and dropped, concurrently and in sequence. Tasks and
+/// sockets return to their previous numbers.
 #[tokio::test]
 async fn a_thousand_channels() {
     let backend = Backend::start().await;
@@ -275,8 +274,8 @@ async fn a_thousand_channels() {
     all_gone(tasks, &place).await;
 }
 
-/// fault 72: the runtime of a channel ends, and its handle is used in another one. Calls fail with UNAVAILABLE, those under way
-/// and those to come; nothing hangs and nothing panics.
+/// fault 72: the runtime of a channel ends, and its handle is used in another runtime. Active and later calls
+/// fail with UNAVAILABLE, without a hang or a panic.
 #[tokio::test]
 async fn a_channel_whose_runtime_is_gone() {
     static ENDS: AtomicUsize = AtomicUsize::new(0);

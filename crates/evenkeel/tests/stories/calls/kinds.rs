@@ -1,4 +1,4 @@
-//! All kinds of calls, in all the places where a client can be.
+//! All kinds of calls, and all places in which a client can be used.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use tower_service::Service;
 use super::server::{Server, Step};
 use super::{Client, client, connected, policy, request, to, within};
 
-/// A generated client works over the channel, in all four kinds of calls.
+/// A generated client makes all four kinds of calls over the channel.
 #[tokio::test]
 async fn all_four_kinds() {
     let backend = Backend::start().await;
@@ -48,7 +48,7 @@ async fn all_four_kinds() {
     assert!(answers.next().await.is_none());
 }
 
-/// A client as a part of an application.
+/// Client as a field of an application's struct.
 struct Orders {
     echo: Client,
 }
@@ -59,7 +59,7 @@ impl Orders {
     }
 }
 
-/// A layer over any service, as those of tower are: counts calls, and adds a header to each.
+/// tower layer over any service: counts calls and adds a header to each.
 #[derive(Clone)]
 struct Stamp<S> {
     inner: S,
@@ -82,7 +82,8 @@ impl<S: Service<http::Request<Body>>> Service<http::Request<Body>> for Stamp<S> 
     }
 }
 
-/// Wherever tonic's own channel can be, ours can: in tasks, in a struct, behind an interceptor and behind a layer.
+/// The channel works wherever tonic's own does: in tasks, in a struct, behind an interceptor and behind a
+/// layer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_are_at_home_everywhere() {
     fn shared<T: Clone + Send + Sync + 'static>(value: T) -> T {
@@ -135,7 +136,7 @@ async fn clients_are_at_home_everywhere() {
     assert_eq!(count.load(Ordering::Relaxed), 2);
 }
 
-/// Messages are compressed both ways when both sides want it.
+/// Messages are compressed in both directions when both sides enable it.
 #[tokio::test]
 async fn messages_are_compressed() {
     let server = Server::start(|_| Step::Echo).await;
@@ -154,7 +155,7 @@ async fn messages_are_compressed() {
     assert_eq!(answers, [b"a", b"b"]);
 }
 
-/// Metadata goes both ways: text and bytes, several values of a name, and beside a failure.
+/// Metadata passes in both directions: ASCII and binary, repeated keys, and with a failure status.
 #[tokio::test]
 async fn metadata_goes_both_ways() {
     let mut failure = Status::not_found("no such order");
@@ -187,10 +188,10 @@ async fn metadata_goes_both_ways() {
     }
 }
 
-/// Messages of no byte and of 4 MiB arrive as they were sent, however small the windows are.
+/// Empty messages and messages of 4 MiB arrive unchanged with any flow-control window.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_of_all_sizes() {
-    // A server of tonic takes 4 MiB with everything.
+    // tonic's default limit of 4 MiB includes the encoding.
     const LARGE: usize = (4 << 20) - 64;
     let backend = Backend::start().await;
     for window in [None, Some(1 << 16), Some(10_000)] {
@@ -217,8 +218,8 @@ async fn messages_of_all_sizes() {
     }
 }
 
-/// Ten thousand calls at once on one channel: to one backend that takes them all at once, and to four that take 200 each. All
-/// are answered, each with its own answer, and four backends share them evenly.
+/// Ten thousand concurrent calls on one channel: to one backend with as many streams, and to four with 200
+/// each. Each call gets its own response, and the four backends share the calls evenly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_calls_at_once() {
     const CALLS: usize = 10_000;
@@ -256,7 +257,7 @@ async fn ten_thousand_calls_at_once() {
     }
 }
 
-/// Who asks is told which server answered, in every kind of call, and nobody else is.
+/// `CapturePeer` returns the serving address in every kind of call. Other calls do not carry it.
 #[tokio::test]
 async fn who_answered() {
     let backends = [Backend::start().await, Backend::start().await];

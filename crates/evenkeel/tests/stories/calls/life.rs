@@ -1,4 +1,4 @@
-//! The life of a channel: at rest, connecting, ready, closed.
+//! Lifecycle of a channel: IDLE, CONNECTING, READY, closed.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use tonic::Code;
 
 use super::{becomes, connected, endless, policy, request, to, within};
 
-/// PF-8: a channel does nothing until it is asked. It connects for a call, for `connect` and for `ready`, and what it is can
-/// be watched; with pick_first a connection that is lost is made again when the next call wants it.
+/// PF-8: a channel is IDLE until a call, `connect` or `ready`, and its state can be watched. Under pick_first
+/// a lost connection is re-established by the next call.
 #[tokio::test]
 async fn states_follow_the_connection() {
     let backend = Backend::start().await;
@@ -20,7 +20,7 @@ async fn states_follow_the_connection() {
     assert!(channel.tree().await.is_none());
     within(channel.ready()).await.unwrap();
     assert_eq!((channel.connectivity(), backend.connections()), (Ready, 1));
-    // Asked again, it has nothing to do.
+    // A READY channel has nothing to do.
     within(channel.ready()).await.unwrap();
     channel.connect();
     EchoClient::new(channel.clone()).unary(request("")).await.unwrap();
@@ -38,7 +38,7 @@ async fn states_follow_the_connection() {
     channel.connect();
     becomes(&channel, TransientFailure).await;
     backend.restart().await;
-    // Its back-off over, it tries again by itself once it failed.
+    // After a failure it reconnects when the backoff expires, without a call.
     becomes(&channel, Ready).await;
     let mut states = channel.watch_connectivity();
     assert_eq!(*states.borrow_and_update(), Ready);
@@ -47,7 +47,7 @@ async fn states_follow_the_connection() {
     assert_eq!(*states.borrow(), Idle);
 }
 
-/// Somebody who watches sees a channel connect.
+/// A watcher observes CONNECTING.
 #[tokio::test]
 async fn connecting_can_be_watched() {
     let backend = Backend::start().await;
@@ -60,7 +60,7 @@ async fn connecting_can_be_watched() {
     becomes(&channel, Ready).await;
 }
 
-/// The tree shows the policies and the endpoints, with their states and picks, also as JSON.
+/// The tree shows the policies and endpoints with their states and picks, also as JSON.
 #[tokio::test]
 async fn the_tree_is_shown() {
     let backends = [Backend::start().await, Backend::start().await];
@@ -86,7 +86,7 @@ async fn the_tree_is_shown() {
     .await;
 }
 
-/// A channel that is closed lets calls finish that were sent, and fails all others: those that wait and those that come.
+/// `close` lets sent calls finish, and fails queued and later ones.
 #[tokio::test]
 async fn closing_lets_calls_finish() {
     for round in 0..20 {
@@ -116,7 +116,7 @@ async fn closing_lets_calls_finish() {
     }
 }
 
-/// Once `close` has returned, no call gets through, not even one that comes at the same moment.
+/// After `close` has returned no call succeeds, not even a concurrent one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closed_is_closed() {
     let backend = Backend::start().await;
@@ -130,7 +130,7 @@ async fn closed_is_closed() {
     }
 }
 
-/// A call that waits for an endpoint fails when its channel is closed, also if it waits for ready.
+/// `close` fails a call that waits for an endpoint, also with wait-for-ready.
 #[tokio::test]
 async fn closing_ends_waiting() {
     let backend = Backend::start().await;
@@ -145,8 +145,8 @@ async fn closing_ends_waiting() {
     assert_eq!(within(waiting).await.unwrap().unwrap_err().code(), Code::Unavailable);
 }
 
-/// PF-16, fault 18: a channel without calls goes to rest and lets its connections go; the next call wakes it and succeeds,
-/// every time. A stream that is under way keeps it awake.
+/// PF-16, fault 18: a channel without calls becomes IDLE and closes its connections. The next call reconnects
+/// and succeeds, every time. An active stream keeps it READY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_channel_without_calls_enters_idle() {
     const SPELL: Duration = Duration::from_millis(20);
@@ -162,7 +162,7 @@ async fn a_channel_without_calls_enters_idle() {
                 backend.wait_until(|backend| backend.open_connections() == 0).await;
             }
         }
-        // Woken at the very moment of going to rest, it is as good.
+        // A call at the moment of the IDLE transition succeeds too.
         for _ in 0..20 {
             becomes(&channel, Idle).await;
             within(client.unary(request("woken"))).await.unwrap();

@@ -1,4 +1,4 @@
-//! The panics of this process. Those on purpose are kept quiet; the others can be asked for.
+//! Records the panics of the test process. Intended panics are neither recorded nor printed.
 
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -14,12 +14,12 @@ static NOTED: LazyLock<Mutex<Vec<String>>> = LazyLock::new(|| {
     Mutex::default()
 });
 
-/// Notes panics from here on.
+/// Starts recording panics.
 pub(super) fn note() {
     LazyLock::force(&NOTED);
 }
 
-/// Those in our code and in h2's, of all tests: none is anybody's intent.
+/// Returns the panics in this workspace's code and in h2, of all tests. None of them is intended.
 pub(super) fn in_ours() -> Vec<String> {
     let noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
     let is_ours = |text: &&String| ["crates/evenkeel", "/h2-"].iter().any(|place| text.contains(place));

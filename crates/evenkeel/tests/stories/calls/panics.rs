@@ -1,4 +1,4 @@
-//! Code of the application inside of the channel: its policies and connectors may fail, lie and panic.
+//! Application code inside the channel: policies and connectors that fail, misbehave and panic.
 
 use std::io;
 use std::pin::Pin;
@@ -18,26 +18,26 @@ use tonic::Code;
 
 use super::{panicked, policy, request, to, within};
 
-/// What goes wrong in the policy.
+/// Switches for the faults of the policy.
 #[derive(Default)]
 pub(super) struct PanicSwitches {
     pass: AtomicBool,
     describe: AtomicBool,
     pick: AtomicBool,
     finish: AtomicBool,
-    /// Fails picks with this code, unless it is OK.
+    /// Status code with which picks fail, unless it is OK.
     code: AtomicUsize,
     picks: AtomicUsize,
     ends: AtomicUsize,
 }
 
 impl PanicSwitches {
-    /// Fails picks from here on: 5 with a reserved status, 7 as drops, 0 not at all.
+    /// Makes picks fail: 5 with a reserved status, 7 as drops, 0 not at all.
     pub(super) fn fail_picks(&self, code: usize) {
         self.code.store(code, Ordering::SeqCst);
     }
 
-    /// Every tracker of every pick was told once.
+    /// Asserts that every tracker of every pick was finished once.
     fn all_were_told(&self) {
         assert_eq!(self.ends.load(Ordering::SeqCst), TRACKERS * self.picks.load(Ordering::SeqCst));
     }
@@ -47,7 +47,7 @@ fn panic_if(wrong: &AtomicBool, place: &str) {
     assert!(!wrong.load(Ordering::SeqCst), "{place} goes wrong, on purpose");
 }
 
-/// A policy of the application: the first endpoint that is ready.
+/// Custom policy: picks the first READY endpoint.
 struct PanickingPolicy {
     wrongs: Arc<PanicSwitches>,
     fleet: EndpointList<()>,
@@ -80,7 +80,7 @@ impl Policy for PanickingPolicy {
     }
 }
 
-/// More than one: if one panics, the others are told all the same.
+/// Several trackers per pick: if one panics, the others must still be finished.
 const TRACKERS: usize = 5;
 
 struct PanickingPicker {
@@ -128,8 +128,8 @@ pub(super) fn channel(backend: &Backend) -> (Channel, Arc<PanicSwitches>) {
     (to([backend]).registry(registry).service_config(policy("own")).build().unwrap(), wrongs)
 }
 
-/// LBX-8: a policy cannot put every code on a call: those that are the server's become INTERNAL, with the original in the text.
-/// LBX-10: what it drops is dropped also for calls that wait.
+/// LBX-8: status codes that are reserved for servers become INTERNAL, with the original in the message.
+/// LBX-10: drops also apply to wait-for-ready calls.
 #[tokio::test]
 async fn policies_do_not_speak_for_servers() {
     let backend = Backend::start().await;
@@ -147,8 +147,8 @@ async fn policies_do_not_speak_for_servers() {
     assert_eq!((status.code(), status.message()), (Code::PermissionDenied, "not for you"));
 }
 
-/// fault 75: whatever panics in a policy, its call fails with INTERNAL (or goes on, if all is said and done) and the channel
-/// lives: a thousand panics in picks, in trackers and in descriptions, and a few in passes.
+/// fault 75: a panic in a policy fails its call with INTERNAL, or has no effect once the call has completed,
+/// and the channel survives. A thousand panics in picks, trackers and descriptions, and a few in passes.
 #[tokio::test]
 async fn policies_may_panic() {
     panicked::note();
@@ -167,7 +167,7 @@ async fn policies_may_panic() {
     set(&wrongs.pick, false);
     within(client.unary(request(""))).await.unwrap();
 
-    // The answer is there; that nobody could be told of it is not the caller's trouble.
+    // The response has arrived. A panic while finishing a tracker must not fail the call.
     set(&wrongs.finish, true);
     for i in 0..1000 {
         if i % 2 == 0 {
@@ -189,10 +189,10 @@ async fn policies_may_panic() {
     assert_eq!(within(channel.tree()).await.unwrap().policy, "own");
 
     for restarts in 1..=2 {
-        // A stream that was under way is not harmed, and its end does not harm what came after it.
+        // An active stream is unaffected, and its end does not affect the restarted policy.
         let mut under_way = within(client.server_stream(super::endless(1))).await.unwrap().into_inner();
         set(&wrongs.pass, true);
-        // An event, for a pass.
+        // Triggers a pass.
         channel.connect();
         let status = within(async {
             loop {
@@ -221,7 +221,7 @@ async fn policies_may_panic() {
     within(channel.close()).await;
 }
 
-/// A connector that panics every so often: before it has a future, or in it.
+/// Connector that panics, before it returns a future or inside it.
 struct PanickingConnector {
     attempts: Arc<AtomicUsize>,
     bad: usize,
@@ -242,7 +242,7 @@ impl Connector for PanickingConnector {
     }
 }
 
-/// fault 75: a connector that panics a thousand times is an endpoint that cannot be reached, until it can.
+/// fault 75: a connector that panics a thousand times counts as an unreachable endpoint, until it succeeds.
 #[tokio::test]
 async fn connectors_may_panic() {
     const BAD: usize = 1000;

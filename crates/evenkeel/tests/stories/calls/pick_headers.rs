@@ -1,4 +1,4 @@
-//! Headers that a policy adds to the requests which it places.
+//! Request headers that a policy adds with its pick.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 use super::server::{Server, Step};
 use super::{Client, request, within};
 
-/// The first endpoint that is ready; every pick is numbered in a header.
+/// Policy that picks the first READY endpoint and numbers each pick in a header.
 #[derive(Default)]
 struct NumberingPolicy {
     fleet: EndpointList<()>,
@@ -58,7 +58,7 @@ impl Picker for NumberingPicker {
     }
 }
 
-/// REG-9: the server sees them beside what the caller said, and each attempt has those of its own pick.
+/// REG-9: the server receives them beside the caller's headers, and each attempt has those of its own pick.
 #[tokio::test]
 async fn come_with_every_attempt() {
     let config = r#"{"loadBalancingConfig": [{"numbering": {}}], "methodConfig": [{"name": [{}], "retryPolicy": {
@@ -88,7 +88,7 @@ async fn come_with_every_attempt() {
     }
 }
 
-/// REG-9: what cannot be a header is refused where the policy makes it, and named.
+/// REG-9: an invalid header is rejected where the policy creates it, with its name.
 #[test]
 fn are_checked_when_they_are_made() {
     for (name, value, told) in [

@@ -1,4 +1,4 @@
-//! Calls that are tried again as the service config says (A6).
+//! Retries by service config (A6).
 
 use std::pin::pin;
 
@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use super::server::{Server, Step};
 use super::{Client, request, within};
 
-/// Four attempts, for two codes.
+/// Four attempts, for two status codes.
 const CONFIG: &str = r#"{"methodConfig": [{"name": [{}], "retryPolicy": {
     "maxAttempts": 4, "initialBackoff": "0.001s", "maxBackoff": "0.01s", "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"]
@@ -30,14 +30,14 @@ fn failing_after(after: usize, code: Code) -> Step {
     Step::Fail { after, status: Status::new(code, "not now") }
 }
 
-/// Fails, and says when the next attempt should come.
+/// Returns a failure with a server pushback.
 fn pushing_back(text: &'static str) -> Step {
     let mut status = Status::unavailable("not now");
     status.metadata_mut().insert("grpc-retry-pushback-ms", MetadataValue::from_static(text));
     Step::Fail { after: 0, status }
 }
 
-/// What each attempt said of those before it.
+/// Returns the `grpc-previous-rpc-attempts` header of each attempt.
 fn attempts(server: &Server) -> Vec<String> {
     let said = |name| {
         move |headers: &tonic::metadata::MetadataMap| match headers.get(name) {
@@ -48,7 +48,7 @@ fn attempts(server: &Server) -> Vec<String> {
     server.seen().iter().map(said("grpc-previous-rpc-attempts")).collect()
 }
 
-/// Codes, attempts and the server's push-back decide; the last answer is the caller's.
+/// Status codes, attempt limit and server pushback decide. The caller gets the last response.
 #[tokio::test]
 async fn tried_again_as_the_policy_says() {
     use Code::{Internal, InvalidArgument, Ok as Fine, ResourceExhausted, Unavailable};
@@ -74,7 +74,7 @@ async fn tried_again_as_the_policy_says() {
     }
 }
 
-/// Without a policy nothing is tried again.
+/// Without a retry policy there is no retry.
 #[tokio::test]
 async fn not_unless_asked() {
     let server = Server::start(|_| failing(Code::Unavailable)).await;
@@ -82,20 +82,20 @@ async fn not_unless_asked() {
     assert_eq!((status.code(), server.seen().len()), (Code::Unavailable, 1));
 }
 
-/// When too much fails, the channel stops trying again, for all of its calls.
+/// Retry throttling stops retries for the whole channel.
 #[tokio::test]
 async fn bad_days_are_not_made_worse() {
     let server = Server::start(|_| failing(Code::Unavailable)).await;
     let throttled = CONFIG.replacen('{', r#"{"retryThrottling": {"maxTokens": 4, "tokenRatio": 0.1},"#, 1);
     let client = client(&server, &throttled);
-    // From 4 tokens to 3 (more than half: again), to 2 (not more), to 1, to 0.
+    // Tokens drop from 4 to 3 (above half: retry), then 2 (not above half), 1 and 0.
     for seen in [2, 3, 4, 5] {
         within(client.clone().unary(request(""))).await.unwrap_err();
         assert_eq!(server.seen().len(), seen);
     }
 }
 
-/// A call that was answered with headers is not tried again, whatever follows.
+/// Response headers commit a call: a later failure is not retried.
 #[tokio::test]
 async fn headers_commit_a_call() {
     let server = Server::start(|_| Step::HeadersThenFail(Status::unavailable("after all"))).await;
@@ -105,7 +105,7 @@ async fn headers_commit_a_call() {
     assert_eq!((status.message(), server.seen().len()), ("after all", 1));
 }
 
-/// What a stream has sent so far is sent again, and what comes later follows.
+/// A retry replays the messages sent so far and continues with later ones.
 #[tokio::test]
 async fn streams_are_sent_again() {
     let server = Server::start(|call| match call {
@@ -121,7 +121,7 @@ async fn streams_are_sent_again() {
     assert_eq!(answer.payload, b"abcd");
     assert_eq!(attempts(&server), ["-", "1", "2", "3"]);
 
-    // The stream goes on after it was sent again.
+    // The stream continues after the replay.
     let server = Server::start(|call| match call {
         0 => failing_after(2, Code::Unavailable),
         _ => Step::Echo,
@@ -143,8 +143,8 @@ async fn streams_are_sent_again() {
     assert_eq!(payloads, b"abc");
 }
 
-/// A server that fails before it has the whole request resets the stream behind its answer. The answer counts: the call is tried
-/// again, whatever is read first.
+/// A server that fails early resets the stream after its response. The response decides: the call is retried,
+/// whichever is read first.
 #[tokio::test]
 async fn early_failures_are_tried_again() {
     let peer = Peer::bind().await;
@@ -171,7 +171,7 @@ async fn early_failures_are_tried_again() {
                 answer = &mut call => panic!("attempt {attempt} was the last: {answer:?}"),
             }
         };
-        // The call is not looked at until both have arrived.
+        // Poll the call only after both frames have arrived.
         let fields = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "14")];
         let flags = flag::END_HEADERS | flag::END_STREAM;
         conn.send(Frame::new(kind::HEADERS, flags, stream, block(&fields))).await.unwrap();
@@ -181,7 +181,7 @@ async fn early_failures_are_tried_again() {
     assert_eq!(within(call).await.unwrap_err().code(), Code::Unavailable);
 }
 
-/// A request that has sent more than is kept is not tried again.
+/// A request that exceeds the replay buffer is not retried.
 #[tokio::test]
 async fn large_requests_are_sent_once() {
     let server = Server::start(|_| failing_after(5, Code::Unavailable)).await;

@@ -1,4 +1,4 @@
-//! TLS from the builder to the server and back.
+//! TLS and mTLS with credentials of the builder.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn serving(cert: &Cert, clients: Option<&Ca>) -> ServerTls {
     ServerTls { certificate: cert.pem.clone(), key: cert.key_pem.clone(), client_ca: clients.map(Ca::pem) }
 }
 
-/// What a call over a channel with these credentials comes to.
+/// Makes a call over a channel with these credentials. Returns the `:authority` that the backend saw.
 async fn call(backend: &Backend, credentials: TlsCredentialsBuilder) -> Result<String, Status> {
     let channel = to([backend]).credentials(credentials.build().unwrap()).build().unwrap();
     let answer = within(EchoClient::new(channel).unary(request("secret"))).await?.into_inner();
@@ -23,8 +23,8 @@ async fn call(backend: &Backend, credentials: TlsCredentialsBuilder) -> Result<S
     Ok(answer.metadata[":authority"].clone())
 }
 
-/// A server proves who it is, and if it wants to know, so do we. What does not fit is said in the status: the address, the
-/// name that was expected and what is wrong; and no call reaches the server.
+/// Server and client authentication. A failed handshake is reported with the address, the expected name and
+/// the reason, and no call reaches the server.
 #[tokio::test]
 async fn both_sides_prove_who_they_are() {
     let (ca, clients, others) = (Ca::new("servers"), Ca::new("clients"), Ca::new("others"));
@@ -34,7 +34,7 @@ async fn both_sides_prove_who_they_are() {
     let (member, stranger) = (clients.issue_client(&["shop"]), others.issue_client(&["shop"]));
     let trusting = || Credentials::tls().ca_pem(ca.pem());
 
-    // The target is an address, for which the certificate holds.
+    // The target is an IP address that the certificate covers.
     assert_eq!(call(&open, trusting()).await.unwrap(), open.address().to_string());
     call(&open, trusting().server_name("orders.prod")).await.unwrap();
     let shows = |cert: &Cert| trusting().identity_pem(&cert.pem, &cert.key_pem);
@@ -62,7 +62,7 @@ async fn both_sides_prove_who_they_are() {
             "{text}"
         );
     }
-    // In the clear to a server of TLS, and the other way round.
+    // Plaintext to a TLS server, and TLS to a plaintext server.
     let channel = to([&open]).build().unwrap();
     let status = within(EchoClient::new(channel).unary(request(""))).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
@@ -72,8 +72,8 @@ async fn both_sides_prove_who_they_are() {
     assert_eq!((open.calls(), closed.calls(), plain.calls()), (calls.0, calls.1, 0), "no call got through");
 }
 
-/// fault 60: a backend comes back at the same address as somebody else. Nothing is sent to it, the others go on, and the tree
-/// says that it failed; the authority's name counts if it is given.
+/// fault 60: a backend returns at the same address with another identity. It gets no calls, the others
+/// continue, and the tree shows the failure. A configured authority decides the expected name.
 #[tokio::test]
 async fn a_backend_that_is_somebody_else() {
     let ca = Ca::new("servers");
@@ -91,7 +91,7 @@ async fn a_backend_that_is_somebody_else() {
     let address: SocketAddr = second.address();
     drop(second);
     let impostor = Backend::builder().at(address).tls(other).start().await;
-    // It is tried, and not trusted.
+    // It is dialled and not trusted.
     impostor.wait_until(|impostor| impostor.connections() >= 3).await;
     connected(&channel, 1).await;
     let mut client = EchoClient::new(channel.clone());
@@ -117,7 +117,7 @@ async fn a_backend_that_is_somebody_else() {
     assert_eq!(impostor.calls(), 0);
 }
 
-/// Certificates from files, as users have them.
+/// Certificates from files.
 #[tokio::test]
 async fn certificates_are_read_from_files() {
     let (ca, clients) = (Ca::new("servers"), Ca::new("clients"));

@@ -1,5 +1,5 @@
-//! A server that does with each call what a story says. [`Backend`](testkit::net::Backend) echoes; this one can also fail in
-//! the middle, speak first, push back and compress.
+//! Scripted server. [`Backend`](testkit::net::Backend) echoes; this server can also fail mid-stream, send
+//! first, push back and compress.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -15,20 +15,20 @@ use tonic::codec::CompressionEncoding;
 use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::{Request, Response, Status, Streaming};
 
-/// What becomes of a call.
+/// Scripted behaviour for one call.
 #[derive(Clone)]
 pub(super) enum Step {
-    /// All payloads come back; headers that begin with `x-` too.
+    /// Echoes all payloads, and the headers with the prefix `x-`.
     Echo,
-    /// So many messages are read, then the call fails without ever having been answered.
+    /// Reads `after` messages, then fails with a trailers-only response.
     Fail { after: usize, status: Status },
-    /// Headers, and then a failure.
+    /// Sends headers, then fails.
     HeadersThenFail(Status),
-    /// So many messages, whatever the client sends.
+    /// Sends this number of messages without reading the request.
     Speak(usize),
 }
 
-/// The server. It runs on the story's runtime.
+/// Scripted server on the test's runtime.
 pub(super) struct Server {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<MetadataMap>>>,
@@ -36,7 +36,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves on a free port; `script` is asked for every call, the first is 0.
+    /// Serves on a free port. `script` selects the behaviour by call number, from 0.
     pub(super) async fn start(script: impl Fn(usize) -> Step + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -52,7 +52,7 @@ impl Server {
         format!("ipv4:{}", self.address)
     }
 
-    /// The headers of all calls so far.
+    /// Returns the headers of all calls so far.
     pub(super) fn seen(&self) -> Vec<MetadataMap> {
         self.seen.lock().unwrap().clone()
     }
@@ -64,7 +64,7 @@ impl Drop for Server {
     }
 }
 
-/// The service, for a server of another kind.
+/// Returns the service, for use in another server.
 pub(super) fn service(
     seen: Arc<Mutex<Vec<MetadataMap>>>,
     script: impl Fn(usize) -> Step + Send + Sync + 'static,
@@ -160,7 +160,7 @@ fn answer(request: EchoRequest) -> EchoResponse {
     EchoResponse { payload: request.payload, ..EchoResponse::default() }
 }
 
-/// The headers of the story's own.
+/// Returns the test's own headers.
 fn own(metadata: &MetadataMap) -> MetadataMap {
     let mut own = MetadataMap::new();
     for entry in metadata.iter() {

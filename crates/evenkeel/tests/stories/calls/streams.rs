@@ -1,4 +1,4 @@
-//! Streams whose two ends do not keep step.
+//! Streams whose two directions progress at different rates.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,14 +18,15 @@ use tower_service::Service as _;
 use super::server::{Server, Step};
 use super::{Client, client, request, to, within};
 
-/// An application that reads late is not sent more than it has room for, and is not asked for more than the server reads.
+/// Flow control in both directions: an application that reads late limits the server, and a server that reads
+/// late limits the polls of the request stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_reads_late_holds_up_the_sender() {
     const MESSAGES: usize = 60;
-    // The server's window and the client's, a message in each hand, and some to spare.
+    // The windows of both sides, one buffered message each, and a reserve.
     const AHEAD: usize = 12;
     let backend = Backend::start().await;
-    // As large as what is kept for another attempt, and larger.
+    // Smaller than the replay buffer, and larger.
     for size in [200_000, 300_000] {
         let channel = to([&backend]).stream_window(1 << 16).build().unwrap();
         let asked = Arc::<AtomicUsize>::default();
@@ -48,7 +49,7 @@ async fn who_reads_late_holds_up_the_sender() {
     }
 }
 
-/// A server that fails while the client still sends: the client hears of it at once, and its stream is let go.
+/// A server fails while the client still sends: the call fails at once, and the request stream is dropped.
 #[tokio::test]
 async fn servers_answer_early() {
     for after in [0, 2] {
@@ -80,7 +81,7 @@ async fn servers_answer_early() {
     }
 }
 
-/// Answers come while the request stream is silent, and other calls are not held up.
+/// Responses arrive while the request stream is silent, and other calls are not blocked.
 #[tokio::test]
 async fn silent_requests_do_not_hold_up_answers() {
     let server = Server::start(|call| if call == 0 { Step::Speak(100) } else { Step::Echo }).await;
@@ -98,7 +99,7 @@ async fn silent_requests_do_not_hold_up_answers() {
     drop(sender);
 }
 
-/// A message that cannot be sent fails its call with what the application's side says, and the server is let go.
+/// A message that cannot be sent fails its call with the local status, and the server's call is cancelled.
 #[tokio::test]
 async fn requests_that_fail() {
     let backend = Backend::start().await;
@@ -114,7 +115,7 @@ async fn requests_that_fail() {
     assert_eq!(status.code(), Code::OutOfRange, "{status}");
     backend.wait_until(|backend| backend.in_flight() == 0).await;
 
-    // A body that no generated client has.
+    // A body error that generated clients cannot produce.
     let mut channel = to([&backend]).build().unwrap();
     for pieces in [0, 1, 3] {
         let request = http::Request::post("/evenkeel.test.Echo/ClientStream")
@@ -128,7 +129,7 @@ async fn requests_that_fail() {
     backend.wait_until(|backend| backend.in_flight() == 0).await;
 }
 
-/// A body that fails after some messages.
+/// Body that fails after this number of messages.
 struct FailingBody {
     pieces: usize,
 }

@@ -1,4 +1,4 @@
-//! Targets, and what the builder says of those that lead nowhere.
+//! Targets, and the builder's errors for invalid ones.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use super::server::{Step, service};
 use super::{Client, client, connected, policy, request, to, within};
 
-/// A list of addresses with round_robin: every endpoint gets the same.
+/// round_robin over a list of addresses distributes calls evenly.
 #[tokio::test]
 async fn lists_are_shared_evenly() {
     let backends = [Backend::start().await, Backend::start().await, Backend::start().await];
@@ -26,7 +26,7 @@ async fn lists_are_shared_evenly() {
     assert_eq!(answers.into_values().collect::<Vec<_>>(), [10; 3]);
 }
 
-/// A DNS name, with and without its scheme, and an address in the place of a name.
+/// A DNS name with and without its scheme, and an IP address in place of a name.
 #[tokio::test]
 async fn names_are_looked_up() {
     let backend = Backend::start().await;
@@ -43,7 +43,7 @@ async fn names_are_looked_up() {
     }
 }
 
-/// A name that nobody knows fails calls with its name.
+/// An unresolvable name fails calls with a status that contains the name.
 #[tokio::test]
 async fn unknown_names_say_so() {
     let channel = crate::builder("dns:///nobody.invalid:1234").build().unwrap();
@@ -54,7 +54,7 @@ async fn unknown_names_say_so() {
     assert_eq!(channel.connectivity(), ConnectivityState::TransientFailure);
 }
 
-/// A unix socket.
+/// A unix domain socket.
 #[tokio::test]
 async fn unix_sockets() {
     let folder = tempfile::tempdir().unwrap();
@@ -74,7 +74,7 @@ async fn unix_sockets() {
     assert!(status.message().contains(&text), "{status}");
 }
 
-/// Whatever is wrong with the settings is said when the channel is made, and names the setting.
+/// Invalid settings fail `build`, and the error names the setting.
 #[tokio::test]
 async fn bad_settings_are_said_at_once() {
     let target = |target: &str| crate::builder(target);
@@ -119,14 +119,15 @@ async fn bad_settings_are_said_at_once() {
     assert!(source.is::<TargetError>(), "the cause is there for programs");
 }
 
-/// Without a runtime there is no channel, and no panic.
+/// `build` outside a runtime returns an error and does not panic.
 #[test]
 fn a_channel_needs_a_runtime() {
     let error = crate::builder("ipv4:127.0.0.1:1").build().unwrap_err();
     assert_eq!(error.to_string(), "a channel is made within a tokio runtime, and there is none here");
 }
 
-/// The server sees the authority and the user agent that were asked for, and ours behind it; an application's own header wins.
+/// The server sees the configured authority, and the user agent followed by evenkeel's own. A header of the
+/// application takes precedence.
 #[tokio::test]
 async fn servers_see_who_calls() {
     let ours = concat!("evenkeel/", env!("CARGO_PKG_VERSION"));

@@ -1,4 +1,4 @@
-//! Calls while nobody can be reached: those that wait, and what the others are told.
+//! Calls without a reachable endpoint: wait-for-ready calls are queued, and the others fail with a reason.
 
 use std::time::Instant;
 
@@ -17,8 +17,8 @@ fn patient(payload: &str) -> Request<EchoRequest> {
     request
 }
 
-/// LBX-8, LBX-10, fault 46: with all backends down, calls fail at once with UNAVAILABLE, the address that was tried and what
-/// the system said; those that wait for ready stay queued, and all succeed when a backend is back.
+/// LBX-8, LBX-10, fault 46: with all backends down, calls fail at once with UNAVAILABLE, the address and the
+/// system's error. Wait-for-ready calls stay queued and succeed when a backend returns.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_backends_down() {
     for name in ["pick_first", "round_robin", "weighted_round_robin", "least_request_experimental"] {
@@ -42,7 +42,7 @@ async fn all_backends_down() {
             let named = backends.iter().any(|backend| text.contains(&backend.address().to_string()));
             assert!(named && text.contains("connection refused (os error 111)"), "{name}: {text}");
         }
-        // The stories do not assert on wall time; the criterion is 10 ms for 99 of 100.
+        // Wall time is printed, not asserted. The criterion is 10 ms at the 99th percentile.
         println!("{name}: the slowest of 200 failures took {slowest:?}");
         becomes(&channel, ConnectivityState::TransientFailure).await;
         assert!(waiting.try_join_next().is_none(), "{name}: a call that should wait ended");
@@ -57,7 +57,7 @@ async fn all_backends_down() {
     }
 }
 
-/// Calls that come while the first attempt to connect is under way wait for it, whatever they are.
+/// Calls during the first connection attempt wait for it, with and without wait-for-ready.
 #[tokio::test]
 async fn connecting_is_no_failure() {
     let backend = Backend::start().await;
@@ -76,7 +76,7 @@ async fn connecting_is_no_failure() {
     }
 }
 
-/// LBX-10: a call that waits is dropped by its caller, and nothing is left of it.
+/// LBX-10: dropping a queued call leaves no state behind.
 #[tokio::test]
 async fn who_waits_may_leave() {
     let backend = Backend::start().await;

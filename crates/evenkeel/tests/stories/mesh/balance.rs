@@ -1,4 +1,4 @@
-//! Shares, limits and failover, as the control plane says.
+//! Shares, limits and failover by xDS config.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::load::{Counts, Load};
 
-/// Policies in order of preference.
+/// Returns a `LoadBalancingPolicy` with these policies, most preferred first.
 pub(super) fn policy_list(entries: impl IntoIterator<Item = Any>) -> LoadBalancingPolicy {
     let entry = |any| Policy {
         typed_extension_config: Some(TypedExtensionConfig {
@@ -34,14 +34,14 @@ pub(super) fn policy_list(entries: impl IntoIterator<Item = Any>) -> LoadBalanci
     LoadBalancingPolicy { policies: entries.into_iter().map(entry).collect() }
 }
 
-/// The cluster `name`, whose load is reported to the control plane that sent it.
+/// Returns the cluster `name` with load reporting to its own control plane.
 pub(super) fn reporting(name: &str) -> Cluster {
     let source = ConfigSourceSpecifier::Self_(SelfConfigSource::default());
     let lrs_server = Some(ConfigSource { config_source_specifier: Some(source), ..ConfigSource::default() });
     Cluster { lrs_server, ..resources::cluster(name) }
 }
 
-/// Endpoints of `pay` in localities of these weights and priorities.
+/// Returns endpoints of `pay` in localities with these weights and priorities.
 fn localities(localities: &[(&str, u32, u32, &[Backend])]) -> ClusterLoadAssignment {
     let locality = |(zone, weight, priority, backends): &(&str, u32, u32, &[Backend])| {
         let texts = texts(*backends);
@@ -54,15 +54,15 @@ fn localities(localities: &[(&str, u32, u32, &[Backend])]) -> ClusterLoadAssignm
     }
 }
 
-/// fault 61: the first locality dies, and the second takes over: what fails was under way. When the first is back, the
-/// second gets nothing more.
+/// fault 61: the first priority dies and the second takes over. Only active calls fail. When the first
+/// returns, the second gets no more calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_and_return() {
     const CALLERS: usize = 8;
     let mesh = Mesh::start(4).await;
     let (first, second) = mesh.backends.split_at(2);
     mesh.control.set(localities(&[("a", 1, 0, first), ("b", 1, 1, second)]));
-    // Long enough for some to be under way when it dies.
+    // Long enough for active calls at the time of the kill.
     for backend in first {
         backend.set_delay(Duration::from_millis(10));
     }
@@ -99,8 +99,8 @@ async fn failover_and_return() {
     expect_one_lost_by_each(first, &counts, CALLERS);
 }
 
-/// What failed was under way on those that died: each of them took one call of every caller at most. They do not die in the same
-/// moment, so a caller may lose a call to one and its next to another.
+/// Asserts that each killed backend lost at most one call per caller. The kills are not simultaneous, so a
+/// caller may lose calls on several of them.
 fn expect_one_lost_by_each(died: &[Backend], counts: &Counts, callers: usize) {
     let lost = died.iter().map(|backend| {
         let address = backend.address().to_string();
@@ -112,7 +112,8 @@ fn expect_one_lost_by_each(died: &[Backend], counts: &Counts, callers: usize) {
     assert!(lost.iter().all(|lost| *lost <= callers), "{:?}", counts.failed);
 }
 
-/// fault 62: a part of the first locality dies. What is left of it serves; the second is not even connected to.
+/// fault 62: a part of the first priority dies. The remaining endpoints serve, and the second priority is not
+/// connected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_of_the_first_locality_is_enough() {
     const CALLERS: usize = 8;
@@ -138,7 +139,7 @@ async fn a_part_of_the_first_locality_is_enough() {
     assert_eq!((second[0].calls(), second[0].connections()), (0, 0));
 }
 
-/// Begins so many calls, spread over the channels.
+/// Starts calls, distributed over the channels.
 fn begin(calls: usize, channels: &[Channel]) -> JoinSet<Result<String, tonic::Status>> {
     let one = |i: usize| {
         let channel = channels[i % channels.len()].clone();
@@ -147,7 +148,7 @@ fn begin(calls: usize, channels: &[Channel]) -> JoinSet<Result<String, tonic::St
     (0..calls).map(one).collect()
 }
 
-/// Waits for so many to come to an end, which must be a failure of this code.
+/// Waits for this number of calls to fail with the circuit breaking status.
 async fn refused(calls: &mut JoinSet<Result<String, tonic::Status>>, count: usize) {
     for _ in 0..count {
         let status = calls.join_next().await.expect("a call").expect("no panic");
@@ -157,7 +158,7 @@ async fn refused(calls: &mut JoinSet<Result<String, tonic::Status>>, count: usiz
     }
 }
 
-/// fault 64: 500 calls at a time and not one more, over two channels; then 800.
+/// fault 64: circuit breaking at exactly 500 concurrent calls over two channels, then at 800.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_circuit_breaker_counts_exactly() {
     let control = ControlPlane::start().await;
@@ -206,13 +207,13 @@ async fn a_circuit_breaker_counts_exactly() {
     }
 }
 
-/// fault 65, LRS-4, LRS-5, LRS-6: a fifth of the calls is dropped, patient ones too, and none of them is tried again; the control
-/// plane hears of each.
+/// fault 65, LRS-4, LRS-5, LRS-6: a fifth of the calls is dropped, wait-for-ready calls too, without retries.
+/// Load reports contain each drop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fifth_is_dropped() {
     const CALLS: usize = 10_000;
     let mesh = Mesh::start(1).await;
-    // The same draws each time: with luck like this one the share is met closely.
+    // A fixed seed whose draws meet the share closely.
     let channel = channel(&mesh.control).seed(3).build().unwrap();
     let mut routes = resources::route_config("orders", "pay");
     routes.virtual_hosts[0].retry_policy = Some(RetryPolicy {
@@ -266,7 +267,7 @@ async fn a_fifth_is_dropped() {
     assert_eq!(sum(&mesh.control), (ok, ok, dropped, dropped));
 }
 
-/// The backends with these weights of EDS.
+/// Returns the backends with these EDS weights.
 fn weighted(backends: &[Backend], weights: &[u32]) -> ClusterLoadAssignment {
     resources::weighted(localities(&[("local", 1, 0, backends)]), weights.iter().copied())
 }
@@ -280,8 +281,8 @@ pub(super) fn share_of(
     endpoints(tree).into_iter().find(|row| row.addresses[0] == place).and_then(of)
 }
 
-/// fault 66: the weights of endpoints change all the time under load. No call fails, no connection is made, and the shares are
-/// those of the last weights.
+/// fault 66: endpoint weights change continuously under load. No call fails, no connection is added, and the
+/// shares follow the last weights.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn weights_that_change_all_the_time() {
     let mesh = Mesh::start(3).await;
@@ -308,7 +309,7 @@ async fn weights_that_change_all_the_time() {
     }
 }
 
-/// Localities get calls by their weights.
+/// Localities get calls in proportion to their weights.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn localities_by_weight() {
     let mesh = Mesh::start(3).await;

@@ -1,7 +1,7 @@
-//! Callers that retry at once while the config of a channel fails their calls: the rest of the runtime runs.
+//! Callers that retry at once while the channel's config fails their calls: they yield to the runtime.
 //!
-//! All stories run on one thread, together with the control plane and the backend. A caller that never yields starves both, so
-//! the change that lets calls succeed would never arrive.
+//! All tests run on one thread, together with the control plane and the backend. A caller that never yields
+//! starves both, and the update that lets calls succeed would never arrive.
 
 use evenkeel::Channel;
 use evenkeel_proto::envoy::config::cluster::v3::circuit_breakers::Thresholds;
@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 use super::{Mesh, call, channel, until};
 use crate::calls::cooperation::{fails_and_yields, insist};
 
-/// Calls once and checks that a failure is UNAVAILABLE with this text.
+/// Makes a call and asserts that a failure is UNAVAILABLE with this text.
 async fn call_or_fail_with(channel: &Channel, text: &str) -> Result<String, Status> {
     let outcome = call(channel).await;
     if let Err(status) = &outcome {
@@ -26,7 +26,7 @@ async fn call_or_fail_with(channel: &Channel, text: &str) -> Result<String, Stat
     outcome
 }
 
-/// The control plane drops all calls by `drop_overloads` and later none.
+/// The control plane drops all calls by `drop_overloads`, and later none.
 #[tokio::test]
 async fn a_caller_of_a_cluster_that_drops_calls_yields() {
     let mesh = Mesh::start(1).await;
@@ -46,7 +46,7 @@ async fn a_caller_of_a_cluster_that_drops_calls_yields() {
     insist(dropped).await;
 }
 
-/// Circuit breaking allows one request. A pending call uses it up until the backend resumes.
+/// Circuit breaking allows one request. A pending call holds it until the backend resumes.
 #[tokio::test]
 async fn a_caller_that_reaches_the_circuit_breaking_limit_yields() {
     let control = ControlPlane::start().await;
@@ -71,7 +71,8 @@ async fn a_caller_that_reaches_the_circuit_breaking_limit_yields() {
     only.await.unwrap().unwrap();
 }
 
-/// The channel has no config because its control plane is away, then routes that match no call, and then all that it needs.
+/// The channel has no config because its control plane is unreachable, then routes that match no call, then a
+/// complete config.
 #[tokio::test]
 async fn a_caller_of_a_channel_without_a_config_yields() {
     let control = ControlPlane::start().await;

@@ -1,4 +1,4 @@
-//! Shares by the load that backends report, per call and out of band.
+//! weighted_round_robin with load reports, per call and out of band.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ fn duration(millis: u64) -> Option<prost_types::Duration> {
     Duration::from_millis(millis).try_into().ok()
 }
 
-/// Weights count from the first report on, and are looked at as often as A58 allows.
+/// Config without a blackout period, with the minimum update period of A58.
 fn at_once() -> ClientSideWeightedRoundRobin {
     ClientSideWeightedRoundRobin {
         blackout_period: duration(0),
@@ -32,7 +32,7 @@ fn at_once() -> ClientSideWeightedRoundRobin {
     }
 }
 
-/// The same from reports out of band, this often.
+/// The same with out-of-band reports at this interval.
 fn out_of_band(millis: u64) -> ClientSideWeightedRoundRobin {
     ClientSideWeightedRoundRobin {
         enable_oob_load_report: Some(true),
@@ -42,14 +42,14 @@ fn out_of_band(millis: u64) -> ClientSideWeightedRoundRobin {
 }
 
 impl Mesh {
-    /// The cluster is balanced like this from here on.
+    /// Sets the policy config of the cluster.
     fn weigh(&self, settings: &ClientSideWeightedRoundRobin) {
         let locality = WrrLocality { endpoint_picking_policy: Some(policy_list([any(settings)])) };
         let load_balancing_policy = Some(policy_list([any(&locality)]));
         self.control.set(Cluster { load_balancing_policy, ..resources::cluster("pay") });
     }
 
-    /// Every backend reports this utilisation at 100 requests per second, or nothing.
+    /// Makes every backend report this utilization at 100 requests per second, or nothing.
     fn report<const N: usize>(&self, utilizations: [Option<f64>; N]) {
         for (backend, utilization) in self.backends.iter().zip(utilizations) {
             backend.set_load(utilization.map(|application_utilization| OrcaLoadReport {
@@ -60,7 +60,7 @@ impl Mesh {
         }
     }
 
-    /// Waits until the shares that backends are meant to get are these, within 2 %.
+    /// Waits until the expected shares of the tree are these, within 2 %.
     async fn settles<const N: usize>(&self, parts: [f64; N]) {
         let whole: f64 = parts.iter().sum();
         until_tree(&self.channel, &format!("the shares are {parts:?}"), |tree| {
@@ -72,7 +72,7 @@ impl Mesh {
         .await;
     }
 
-    /// Calls and counts who gets them: these parts, within 2 %.
+    /// Makes calls and asserts their distribution, within 2 %.
     async fn splits<const N: usize>(&self, parts: [usize; N]) {
         let calls = 1_000 / parts.iter().sum::<usize>() * parts.iter().sum::<usize>();
         let shares = shares(&self.channel, calls).await;
@@ -85,8 +85,8 @@ impl Mesh {
     }
 }
 
-/// A backend with the layer, whose CPU does so many requests per second when it is fully used. What it reports on a call
-/// beside that is up to `record`.
+/// Starts a backend with the ORCA layer. Its CPU is full at `capacity` requests per second. `record` sets
+/// further values per call.
 async fn of_capacity(capacity: f64, record: fn(&CallLoad)) -> Backend {
     let done = Arc::new(AtomicU64::new(0));
     let mut before = 0;
@@ -97,7 +97,7 @@ async fn of_capacity(capacity: f64, record: fn(&CallLoad)) -> Backend {
         before = done;
         (elapsed > Duration::ZERO).then(|| used / elapsed.as_secs_f64())
     };
-    // Where the layer asks about a call's end, the call's work is done.
+    // The layer runs this predicate at the end of a call, so it counts completed work.
     let count = move |_| {
         done.fetch_add(1, Ordering::SeqCst);
         false
@@ -122,7 +122,7 @@ async fn unequal(record: fn(&CallLoad)) -> Vec<Backend> {
     backends
 }
 
-/// ORCA-1, WRR-13: three servers that can do 1, 2 and 4 measure themselves, report with every answer, and get 1, 2 and 4.
+/// ORCA-1, WRR-13: three servers with capacities 1, 2 and 4 report per call and get shares 1, 2 and 4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn capacities_per_call() {
     let mesh = Mesh::of(unequal(|_| ()).await).await;
@@ -133,7 +133,7 @@ async fn capacities_per_call() {
     mesh.splits([1, 2, 4]).await;
 }
 
-/// ORCA-8, ORCA-12, WRR-13: the same out of band. What answers say is another thing, and nobody looks at it.
+/// ORCA-8, ORCA-12, WRR-13: the same out of band. Conflicting per-call reports are ignored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn capacities_out_of_band() {
     let mislead = |load: &CallLoad| {
@@ -149,8 +149,8 @@ async fn capacities_out_of_band() {
     assert_eq!(mesh.connections(), [1; 3], "reports come over the connections of calls");
 }
 
-/// WRR-14, ORCA-8: from reports on calls to those out of band, to another period, and back, by updates of the config; the
-/// connections stay, the streams begin and end, and the weights are those of the source in force.
+/// WRR-14, ORCA-8: config updates switch from per-call to out-of-band reports, to another period, and back.
+/// Connections stay, streams start and end, and weights follow the current source.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_source_of_reports_changes() {
     let mesh = Mesh::start(3).await;
@@ -160,7 +160,7 @@ async fn the_source_of_reports_changes() {
     mesh.settles([1.0, 2.0, 4.0]).await;
     assert!(mesh.backends.iter().all(|backend| backend.load_streams() == 0));
 
-    // Now only the streams say it.
+    // From here on, only the streams carry the load.
     mesh.weigh(&out_of_band(50));
     for backend in &mesh.backends {
         backend.wait_until(|backend| backend.open_load_streams() == 1).await;
@@ -190,8 +190,8 @@ async fn the_source_of_reports_changes() {
     assert!(mesh.backends.iter().all(|backend| backend.load_streams() == 2));
 }
 
-/// WRR-6, WRR-8: in a short real run, weights count after the blackout and not before; when reports end they are forgotten
-/// after the expiration and not before; when reports come again, there is another blackout.
+/// WRR-6, WRR-8: weights apply only after the blackout period and expire only after the expiration period.
+/// Further reports start another blackout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blackout_expiration_and_return() {
     const BLACKOUT: Duration = Duration::from_millis(300);
@@ -221,7 +221,7 @@ async fn blackout_expiration_and_return() {
     load.stop().await.expect_none_failed();
 }
 
-/// WRR-9: one that stops to report gets the average of the others, once what it said has expired.
+/// WRR-9: a backend that stops reporting gets the average weight once its last report expires.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_stops_to_report_gets_the_average() {
     let mesh = Mesh::start(3).await;
@@ -235,8 +235,8 @@ async fn one_that_stops_to_report_gets_the_average() {
     mesh.splits([2, 8, 5]).await;
 }
 
-/// WRR-4: errors per second move calls away, by the penalty: half of the requests fail at a penalty of 1, so that a
-/// utilisation of 0.5 counts as 1.
+/// WRR-4: the error utilization penalty. With half of the requests failing and a penalty of 1, a utilization
+/// of 0.5 counts as 1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_move_calls_away() {
     let mesh = Mesh::start(3).await;
@@ -259,8 +259,8 @@ async fn errors_move_calls_away() {
     load.stop().await.expect_none_failed();
 }
 
-/// fault 59, ORCA-9: backends that do not report out of band are not asked again on a connection, whatever the config
-/// says next; calls go round in turn, and none fails. A new connection is asked again.
+/// fault 59, ORCA-9: a backend without the service is not asked again on the same connection, also after
+/// config updates. Calls use round robin, and none fails. A new connection is asked again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backends_that_do_not_report() {
     let mesh = Mesh::start(3).await;
@@ -269,7 +269,8 @@ async fn backends_that_do_not_report() {
     for backend in &mesh.backends {
         backend.wait_until(|backend| backend.load_streams() == 1).await;
     }
-    // The first answer may come too late for the first change of the config; from then on it is known.
+    // The first UNIMPLEMENTED may arrive after the first config update. Later updates must not start a
+    // stream.
     let asked = || mesh.backends.iter().map(Backend::load_streams).sum::<usize>();
     let mut changes_in_vain = 0;
     for period in 200..230 {
@@ -290,7 +291,7 @@ async fn backends_that_do_not_report() {
     mesh.backends[0].wait_until(|backend| backend.open_load_streams() == 1).await;
 }
 
-/// ORCA-10: a backend that leaves ends its stream with the connection, and is asked again on the next one.
+/// ORCA-10: a draining backend's stream ends with its connection, and starts again on the next one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_ends_with_its_connection() {
     let mesh = Mesh::start(2).await;
@@ -299,7 +300,7 @@ async fn a_stream_ends_with_its_connection() {
     let load = Load::start(&mesh.channel, 4);
     let leaving = &mesh.backends[0];
     leaving.wait_until(|backend| backend.open_load_streams() == 1).await;
-    // It waits for the last stream to end: if ours did not, this would not.
+    // The drain waits for the last stream, so it would hang if the report stream stayed open.
     leaving.drain().await;
     assert_eq!(leaving.open_load_streams(), 0);
     leaving.restart().await;
@@ -313,7 +314,7 @@ async fn a_stream_ends_with_its_connection() {
     }
 }
 
-/// ORCA-12: a backend that takes one call at a time is not asked for a stream, which would take the place of all calls.
+/// ORCA-12: a backend with one concurrent stream gets no report stream, since that would block all calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_does_not_take_the_place_of_calls() {
     let mut backends = Vec::new();

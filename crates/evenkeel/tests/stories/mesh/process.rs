@@ -1,4 +1,4 @@
-//! What a channel is to the process that it lives in.
+//! Channels as part of a process: load reporting, idleness, lifecycle, CSDS and blocked workers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,7 +12,7 @@ use super::balance::reporting;
 use super::{LONG, Mesh, addresses, call, channel, start, until};
 use crate::load::Load;
 
-/// Calls that were reported as sent and as answered well.
+/// Returns the number of issued and of successful requests in the load reports.
 fn reported(control: &ControlPlane) -> (u64, u64) {
     let reports = control.load_reports();
     let localities = reports.iter().flat_map(|stats| &stats.upstream_locality_stats);
@@ -21,8 +21,8 @@ fn reported(control: &ControlPlane) -> (u64, u64) {
     })
 }
 
-/// fault 76, LRS-4, LRS-7: reports of load arrive; while nobody takes them calls go on, and what was counted meanwhile
-/// is reported later, each call once.
+/// fault 76, LRS-4, LRS-7: load reports arrive. While the server accepts none, calls continue, and the counts
+/// are reported later, each call once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_of_load_may_wait() {
     let mesh = Mesh::start(2).await;
@@ -44,7 +44,7 @@ async fn reports_of_load_may_wait() {
     }
 }
 
-/// fault 76: a control plane that takes no reports at all.
+/// fault 76: the control plane does not implement LRS.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_takes_reports_of_load() {
     let mesh = Mesh::start(2).await;
@@ -58,7 +58,7 @@ async fn nobody_takes_reports_of_load() {
     assert_eq!((mesh.control.streams(), mesh.connections()), (1, vec![1, 1]));
 }
 
-/// fault 19: a control plane that serves one stream of a process, as Istio's agent does. It is enough for all channels.
+/// fault 19: the control plane serves one stream per process, as Istio's agent does. All channels share it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_stream_is_enough() {
     let mesh = Mesh::start(1).await;
@@ -72,8 +72,8 @@ async fn one_stream_is_enough() {
     assert_eq!((mesh.control.streams(), mesh.control.connections()), (1, 1));
 }
 
-/// fault 18: a channel without calls goes to rest: connections and subscriptions are let go. The next call wakes it, and it
-/// hears what has changed meanwhile, be it everything.
+/// fault 18: a channel without calls becomes IDLE and releases its connections and subscriptions. The next
+/// call subscribes again and uses the current resources, even if all have changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_channel_that_is_idle() {
     let control = ControlPlane::start().await;
@@ -92,8 +92,8 @@ async fn a_channel_that_is_idle() {
     }
 }
 
-/// fault 70, fault 71: channels that are made and dropped, some with a call under way, leave nothing behind: no connection, no
-/// stream, no subscription. The calls end all the same.
+/// fault 70, fault 71: channels are created and dropped, some during a call. No connection, stream or
+/// subscription leaks, and the calls complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn channels_come_and_go() {
     let mesh = Mesh::start(2).await;
@@ -115,8 +115,7 @@ async fn channels_come_and_go() {
     mesh.control.wait_until(|control| control.open_streams() == 0 && control.open_connections() == 0).await;
 }
 
-/// fault 77: somebody asks what the client knows all the time while endpoints come and go. Each answer is whole, and no call
-/// notices.
+/// fault 77: continuous CSDS requests while endpoints change. Each response is complete, and no call fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn asked_all_the_time() {
     let mesh = Mesh::start(2).await;
@@ -138,10 +137,11 @@ async fn asked_all_the_time() {
     load.stop().await.expect_none_failed();
 }
 
-/// fault 74: the application blocks its only worker. The control plane is answered all the while, and calls go on afterwards.
+/// fault 74: the application blocks its only worker thread. ACKs are still sent, and calls continue
+/// afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_blocked_worker() {
-    // Those on the other side have workers of their own.
+    // Control plane and backends run on a runtime of their own.
     let elsewhere =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let mesh = elsewhere.spawn(Mesh::start(2)).await.unwrap();

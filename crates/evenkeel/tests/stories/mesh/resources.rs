@@ -1,4 +1,4 @@
-//! What a control plane may do to resources that are in use.
+//! Changes, errors and deletions of resources in use.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::balance::policy_list;
 use super::{LONG, Mesh, addresses, call, channel_with, patient, request, send, start, until, until_tree};
 use crate::load::Load;
 
-/// How many requests of any type accept a response on a stream that is open or was.
+/// Returns the number of ACKs on all streams.
 fn accepts(control: &ControlPlane) -> usize {
     let requests = control.requests();
     requests
@@ -30,13 +30,13 @@ fn accepts(control: &ControlPlane) -> usize {
         .count()
 }
 
-/// The same four resources were accepted again, on another stream.
+/// Waits until the four resources were ACKed again on another stream.
 async fn accepted_again(control: &ControlPlane, before: usize) {
     control.wait_until(|control| accepts(control) >= before + 4).await;
 }
 
-/// fault 1, fault 15: the control plane dies under load and comes back with the same resources. No call notices, no
-/// connection is made, no endpoint starts to count anew; and what it says from then on is heard.
+/// fault 1, fault 15: the control plane dies under load and returns with the same resources. No call fails,
+/// no connection is added, no endpoint is reset, and later updates apply.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_control_plane_dies_and_returns() {
     let mesh = Mesh::start(4).await;
@@ -49,7 +49,7 @@ async fn the_control_plane_dies_and_returns() {
     let before = accepts(&mesh.control);
 
     let client = XdsClient::shared(mesh.bootstrap());
-    // The gauge `grpc.xds_client.connected`.
+    // Value of the gauge `grpc.xds_client.connected`.
     let connected = || client.server_stats().iter().all(|tally| tally.connected);
     assert!(connected());
     mesh.control.kill();
@@ -78,8 +78,8 @@ async fn the_control_plane_dies_and_returns() {
     assert_eq!(mesh.connections(), [1; 4]);
 }
 
-/// fault 1, fault 15, DE-1: while the control plane is away its cached resources serve. Calls that fail for another reason
-/// mention that it is away, and no longer do so once it is back with the same resources.
+/// fault 1, fault 15, DE-1: while the control plane is unreachable, cached resources serve. Calls that fail
+/// for another reason mention it, and stop doing so once it is back with the same resources.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failures_mention_a_control_plane_that_is_away() {
     let mesh = Mesh::start(1).await;
@@ -105,8 +105,8 @@ async fn failures_mention_a_control_plane_that_is_away() {
     .await;
 }
 
-/// fault 3: a control plane that ends the stream once everything was sent, time and again. That is no error: the next
-/// stream is there at once the first time and a second later from then on, and nothing moves.
+/// fault 3: the control plane repeatedly ends the stream after sending everything. This is not an error. The
+/// first retry is immediate, later ones take a second, and the config does not change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_that_end_all_the_time() {
     let mesh = Mesh::start(2).await;
@@ -124,7 +124,7 @@ async fn streams_that_end_all_the_time() {
     assert_eq!((mesh.control.streams(), mesh.connections()), (5, vec![1, 1]));
 }
 
-/// fault 22: a cluster that cannot be used is refused by name and reason, and the one before serves on.
+/// fault 22: an invalid cluster is NACKed with name and reason, and the previous version stays in use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_invalid_cluster_is_refused() {
     let mesh = Mesh::start(2).await;
@@ -146,7 +146,7 @@ async fn an_invalid_cluster_is_refused() {
     assert_eq!((mesh.control.nacks().len(), mesh.connections()), (1, vec![1, 1]));
 }
 
-/// fault 23: the same where the bootstrap asks to fail: calls say why, until there is a cluster that can be used.
+/// fault 23: the same with `fail_on_data_errors`: calls fail with the reason until a valid cluster arrives.
 #[tokio::test]
 async fn an_invalid_cluster_fails_where_the_bootstrap_says_so() {
     let mesh = Mesh::start(1).await;
@@ -164,8 +164,8 @@ async fn an_invalid_cluster_fails_where_the_bootstrap_says_so() {
     until("calls are answered", || async { call(&channel).await.is_ok() }).await;
 }
 
-/// fault 21: one of a hundred clusters that come together cannot be used. It is refused by name, and its calls fail; the
-/// others serve.
+/// fault 21: one of a hundred clusters in a response is invalid. It is NACKed by name, its calls fail, and
+/// the others serve.
 #[tokio::test]
 async fn one_bad_cluster_among_many() {
     let mesh = Mesh::start(1).await;
@@ -183,7 +183,7 @@ async fn one_bad_cluster_among_many() {
             ..resources::route_config("orders", "pay")
         });
     });
-    // The echo service is behind the last route, and so behind the bad cluster.
+    // The last route leads the echo service to the invalid cluster.
     let status = call(&mesh.channel).await.unwrap_err();
     println!("{status}");
     assert_eq!(status.code(), Code::Unavailable);
@@ -203,8 +203,8 @@ async fn one_bad_cluster_among_many() {
     until("calls are answered", || async { call(&mesh.channel).await.is_ok() }).await;
 }
 
-/// fault 24: a control plane whose bootstrap entry says that deletions are ignored deletes everything. Calls go on, and
-/// what fails later for another reason does not speak of it once all is back.
+/// fault 24: with `ignore_resource_deletion` the control plane deletes everything. Calls continue, and later
+/// failures do not mention the deletion once the resources are back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deletions_are_ignored_where_the_bootstrap_says_so() {
     let mut mesh = Mesh::start(2).await;
@@ -237,7 +237,8 @@ async fn deletions_are_ignored_where_the_bootstrap_says_so() {
     assert!(!text.contains("exist") && !text.contains("delet"), "{text}");
 }
 
-/// fault 24: as istiod does it, the cluster of a subset is deleted 20 ms before the routes move to another one. No call fails.
+/// fault 24: like istiod, the cluster of a subset is deleted 20 ms before the routes change to another. No
+/// call fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_subset_deleted_before_the_routes_move() {
     for variant in [XdsVariant::StateOfTheWorld, XdsVariant::Delta] {
@@ -250,7 +251,7 @@ async fn a_subset_deleted_before_the_routes_move() {
         serve(1);
         control.serve("orders", subset(0), &[backends[0].address()]);
         let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).unwrap();
-        // A period that does not end on a machine that stands still for a second.
+        // Longer than any stall of the test machine.
         let client = XdsClient::builder(bootstrap).variant(variant).deletion_grace(LONG).build();
         let channel = Channel::builder("xds:///orders").xds_client(client).build().unwrap();
         let load = Load::start(&channel, 8);
@@ -277,8 +278,8 @@ async fn a_subset_deleted_before_the_routes_move() {
     }
 }
 
-/// fault 24, CM-6: elsewhere a cluster that is deleted is gone after its grace period, for patient calls too; it is named. When
-/// it comes back, so do its calls.
+/// fault 24, CM-6: by default a deleted cluster fails calls after its grace period, wait-for-ready calls too,
+/// with its name. Calls succeed again when it returns.
 #[tokio::test]
 async fn a_deleted_cluster_fails_and_recovers() {
     let mesh = Mesh::start(2).await;
@@ -304,8 +305,8 @@ async fn a_deleted_cluster_fails_and_recovers() {
     assert!(mesh.control.nacks().is_empty());
 }
 
-/// fault 25: no endpoints, in three ways of saying so. Calls fail at once and name the cluster, the locality if there is one,
-/// and the node; when the endpoints are back, calls are answered.
+/// fault 25: three forms of a cluster without endpoints. Calls fail at once with the cluster, the locality if
+/// there is one, and the node. They succeed again when endpoints return.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_without_endpoints_fails_at_once() {
     let mesh = Mesh::start(2).await;
@@ -337,11 +338,11 @@ async fn a_cluster_without_endpoints_fails_at_once() {
     }
 }
 
-/// fault 30: 20 MiB of endpoints in one resource, five times what tonic takes unasked.
+/// fault 30: 20 MiB of endpoints in one resource, five times tonic's default message limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_resource() {
     let mesh = Mesh::start(1).await;
-    // One that does not connect to everybody.
+    // pick_first does not connect to all of them.
     let pick_first = Some(policy_list([any(&PickFirst::default())]));
     mesh.control.set(Cluster { load_balancing_policy: pick_first, ..resources::cluster("pay") });
     let long_name = "x".repeat(1_000);

@@ -1,4 +1,4 @@
-//! Routes, as the wire shows them.
+//! Routes: matching, timeouts, faults, retries, hashing and authorities, as the backend sees them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -39,7 +39,7 @@ use tonic::{Code, Request, Status};
 
 use super::{Mesh, addresses, call, channel, channel_with, request, shares, start};
 
-/// The route for calls whose header `row` says this, changed.
+/// Returns a modified route for calls whose header `row` has this value.
 fn row(row: &str, change: impl FnOnce(&mut Route, &mut RouteAction)) -> Route {
     let mut route = resources::route("", "pay");
     let exact = HeaderMatchSpecifier::ExactMatch(row.to_owned());
@@ -64,7 +64,7 @@ fn routes(routes: Vec<Route>) -> RouteConfiguration {
     }
 }
 
-/// A request for one route.
+/// Returns a request for the route of this row.
 fn of_row(row: &str) -> Request<EchoRequest> {
     with_header(request(), "row", row)
 }
@@ -74,7 +74,7 @@ fn with_header(mut request: Request<EchoRequest>, name: &'static str, value: &st
     request
 }
 
-/// What the backend saw of a request.
+/// Returns the request metadata that the backend saw.
 async fn seen(channel: &Channel, request: Request<EchoRequest>) -> Result<BTreeMap<String, String>, Status> {
     Ok(EchoClient::new(channel.clone()).unary(request).await?.into_inner().metadata)
 }
@@ -87,7 +87,7 @@ fn seconds(seconds: u64) -> Option<prost_types::Duration> {
     span(Duration::from_secs(seconds))
 }
 
-/// Calls go by their headers, else by the weights of clusters; what no route takes fails and says so.
+/// Calls are routed by header, else by cluster weight. Calls without a route fail with the reason.
 #[tokio::test]
 async fn by_header_and_by_weight() {
     let mesh = Mesh::start(1).await;
@@ -126,7 +126,7 @@ async fn by_header_and_by_weight() {
     assert!(status.message().contains("no route matches"), "{status}");
 }
 
-/// What is left of the time of a call, in seconds, as `grpc-timeout` says it; it is told a moment after the start.
+/// Returns the `grpc-timeout` in seconds, rounded up to a multiple of 100.
 fn timeout_seen(headers: &BTreeMap<String, String>) -> Option<u64> {
     let (number, unit) = headers.get("grpc-timeout").map(|text| text.split_at(text.len() - 1))?;
     let number: f64 = number.parse().expect("a number");
@@ -137,15 +137,16 @@ fn timeout_seen(headers: &BTreeMap<String, String>) -> Option<u64> {
         "S" => number,
         unit => panic!("unit {unit:?}"),
     };
-    // What is left is a little less than what there was, and here it is always a multiple of 100 s.
+    // The remaining time is slightly less than the limit, and all limits here are multiples of 100 s.
     Some((seconds / 100.0).ceil() as u64 * 100)
 }
 
-/// RT-1: how long calls may take, by application, route and listener, as the backend is told.
+/// RT-1: timeouts by application, route and listener, as the backend sees them.
 #[tokio::test]
 async fn time_limits() {
     let mesh = Mesh::start(1).await;
-    // The application's deadline, `grpc_timeout_header_max`, `max_stream_duration`, and what holds. The listener says 700 s.
+    // Application's deadline, `grpc_timeout_header_max`, `max_stream_duration`, and the effective timeout.
+    // The listener sets 700 s.
     let table = [
         (None, None, None, Some(700)),
         (None, None, Some(0), None),
@@ -200,7 +201,7 @@ async fn time_limits() {
     mesh.backends[0].wait_until(|backend| backend.in_flight() == 0).await;
 }
 
-/// Of all calls.
+/// Applies to all calls.
 const ALL: Option<FractionalPercent> = Some(FractionalPercent { numerator: 100, denominator: 0 });
 
 fn abort(kind: ErrorType) -> HttpFault {
@@ -214,8 +215,8 @@ fn delay(kind: FaultDelaySecifier) -> HttpFault {
     }
 }
 
-/// RT-3: faults that the control plane puts in, by its own settings or by headers of the call. None of these calls reaches the
-/// backend; one that ends well does so without an answer.
+/// RT-3: fault injection by config or by headers of the call. None of these calls reaches the backend. An
+/// abort with OK ends without a message.
 #[tokio::test]
 async fn faults() {
     let mesh = Mesh::start(1).await;
@@ -276,7 +277,8 @@ async fn faults() {
     assert_eq!(mesh.backends[0].calls(), 2);
 }
 
-/// A44: a route's retry policy. Each attempt goes to another backend in turn and says how many there were before.
+/// A44: retry policy of a route. Each attempt uses the next backend and carries the number of previous
+/// attempts.
 #[tokio::test]
 async fn retries() {
     let mesh = Mesh::start(2).await;
@@ -326,7 +328,8 @@ async fn retries() {
     assert_eq!(calls() - before, 1);
 }
 
-/// ring_hash: calls of one user meet one backend, users are spread; and so are channels, where the hash is the channel's.
+/// ring_hash: calls of one user use one backend, and users are distributed. With the channel id as hash,
+/// channels are.
 #[tokio::test]
 async fn the_same_key_the_same_backend() {
     let mesh = Mesh::start(4).await;
@@ -364,8 +367,8 @@ async fn the_same_key_the_same_backend() {
     assert!(met.len() > 1, "all channels met {met:?}");
 }
 
-/// CI-9, A81: the endpoint's name becomes the authority where the route says so and the bootstrap trusts the server; else it
-/// is the target's, or what the application says.
+/// CI-9, A81: the endpoint's hostname becomes the authority if the route enables it and the bootstrap trusts
+/// the server. Otherwise it is the target's, or the application's.
 #[tokio::test]
 async fn authorities() {
     let mesh = Mesh::start(1).await;
@@ -396,7 +399,8 @@ async fn authorities() {
     }
 }
 
-/// CDS-3: the virtual host is the one for the authority of calls, also if the application says another than the target.
+/// CDS-3: the virtual host is selected by the authority of calls, also if the application overrides the
+/// target's.
 #[tokio::test]
 async fn the_virtual_host_is_that_of_the_authority() {
     let control = ControlPlane::start().await;

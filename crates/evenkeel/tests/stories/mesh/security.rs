@@ -1,4 +1,4 @@
-//! Security as the control plane says it for each cluster (A29), over real TLS.
+//! Transport security per cluster (A29), over real TLS.
 
 mod changes;
 mod front;
@@ -27,8 +27,8 @@ use tonic::{Code, Status};
 use self::front::{Front, FrontConnection};
 use super::{call, channel_by, request};
 
-/// A folder of certificates, as the bootstrap names it: the provider `own` has all of it, `roots` only the CA, `me` only our
-/// own certificate.
+/// Folder of the bootstrap's certificate providers: `own` has all files, `roots` only the CA, `me` only the
+/// client certificate.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -36,7 +36,7 @@ impl Folder {
         Folder(tempfile::tempdir().expect("a folder"))
     }
 
-    /// With a CA and our own certificate.
+    /// Creates a folder with a CA and a client certificate.
     fn with(ca: &Ca, own: &Cert) -> Folder {
         let folder = Folder::new();
         folder.write("ca.pem", &ca.pem());
@@ -57,7 +57,7 @@ impl Folder {
         fs::write(self.at(name), text).expect("a file");
     }
 
-    /// The bootstrap of a node that looks at these files for every connection.
+    /// Returns the bootstrap of a node that reloads these files for every connection.
     fn bootstrap(&self, control: &ControlPlane) -> String {
         let mut bootstrap: Value = serde_json::from_str(&control.bootstrap("node-7")).expect("JSON");
         let files = |names: &[(&str, &str)]| {
@@ -82,7 +82,7 @@ fn provider(instance: &str) -> CertificateProviderPluginInstance {
     CertificateProviderPluginInstance { instance_name, ..CertificateProviderPluginInstance::default() }
 }
 
-/// TLS: roots of one provider, and a certificate of our own from another if it is named.
+/// Returns a TLS context: roots of one provider, and optionally a client certificate of another.
 fn tls(roots: &str, identity: Option<&str>) -> UpstreamTlsContext {
     let validation = CertificateValidationContext {
         ca_certificate_provider_instance: Some(provider(roots)),
@@ -104,7 +104,7 @@ fn mutual() -> UpstreamTlsContext {
     tls("own", Some("own"))
 }
 
-/// A cluster that is to be secured so.
+/// Returns the cluster with this TLS context.
 fn secured(cluster: Cluster, context: &UpstreamTlsContext) -> Cluster {
     let socket = TransportSocket {
         name: "envoy.transport_sockets.tls".to_owned(),
@@ -117,12 +117,12 @@ fn pay(context: &UpstreamTlsContext) -> Cluster {
     secured(resources::cluster("pay"), context)
 }
 
-/// A channel by the control plane's security, else in the clear.
+/// Returns a builder for a channel with xDS credentials and a plaintext fallback.
 fn by_cluster(control: &ControlPlane, folder: &Folder) -> ChannelBuilder {
     channel_by(&folder.bootstrap(control)).credentials(Credentials::xds(Credentials::insecure()))
 }
 
-/// A service `orders` with this cluster, and a channel to it.
+/// Starts a service `orders` with this cluster, and creates a channel to it.
 async fn service(cluster: Cluster, endpoints: &[SocketAddr], folder: &Folder) -> (ControlPlane, Channel) {
     serving(folder, |held| {
         held.serve("orders", &cluster.name, endpoints);
@@ -131,7 +131,7 @@ async fn service(cluster: Cluster, endpoints: &[SocketAddr], folder: &Folder) ->
     .await
 }
 
-/// A service `orders` as it is described, and a channel to it.
+/// Starts a service `orders` with these resources, and creates a channel to it.
 async fn serving(folder: &Folder, describe: impl FnOnce(&mut Resources)) -> (ControlPlane, Channel) {
     let control = ControlPlane::start().await;
     control.update(describe);
@@ -139,13 +139,13 @@ async fn serving(folder: &Folder, describe: impl FnOnce(&mut Resources)) -> (Con
     (control, channel)
 }
 
-/// Calls once; answers with the scheme that the backend saw.
+/// Makes a call and returns the scheme that the backend saw.
 async fn scheme(channel: &Channel) -> Result<String, Status> {
     let answer = EchoClient::new(channel.clone()).unary(request()).await?.into_inner();
     Ok(answer.metadata[":scheme"].clone())
 }
 
-/// A CA each for servers and clients, a certificate of a client, and a backend.
+/// CAs of servers and clients, a client certificate, and a backend.
 struct Parts {
     servers: Ca,
     clients: Ca,
@@ -162,7 +162,7 @@ impl Parts {
         Parts { servers, clients, me, folder, backend: Backend::start().await }
     }
 
-    /// A door of this certificate that lets in whoever shows one of our clients' CA.
+    /// Starts a front with this certificate that requires client certificates of our CA.
     async fn front(&self, cert: &Cert) -> Front {
         Front::start(&self.backend, certs::server_config(cert, Some(&self.clients.pem()))).await
     }
@@ -172,7 +172,7 @@ fn der(cert: &Cert) -> Vec<u8> {
     certs::chain(&cert.pem)[0].to_vec()
 }
 
-/// RT-4: the fallback serves a cluster of which the control plane says nothing, in the clear or with TLS of its own, and
+/// RT-4: the fallback credentials, plaintext or TLS, apply to clusters without a transport socket and to
 /// targets without a control plane.
 #[tokio::test]
 async fn without_a_word_the_fallback_counts() {
@@ -196,7 +196,7 @@ async fn without_a_word_the_fallback_counts() {
     assert_eq!(scheme(&channel).await.unwrap(), "http");
 }
 
-/// A29: both sides prove who they are with what the bootstrap's providers have; no name is sent unless the cluster says so.
+/// A29: mTLS with the bootstrap's providers. No SNI is sent unless the cluster sets it.
 #[tokio::test]
 async fn both_sides_prove_who_they_are() {
     let parts = Parts::new().await;
@@ -225,8 +225,7 @@ async fn both_sides_prove_who_they_are() {
     assert!(!front.seen().contains(&FrontConnection::Plain));
 }
 
-/// A29: who does not use these credentials is not told by the control plane how to secure connections, and does not lose
-/// them when it says something else.
+/// A29: with other credentials the cluster's security is ignored, and its changes do not close connections.
 #[tokio::test]
 async fn other_credentials_go_their_own_way() {
     let parts = Parts::new().await;
@@ -242,8 +241,8 @@ async fn other_credentials_go_their_own_way() {
     assert_eq!(front.seen(), [FrontConnection::Plain]);
 }
 
-/// fault 81, RT-4: without certificates nothing is connected to, neither in the clear nor by the fallback, which would do. The
-/// status says which cluster, which provider and which file; when the file is there, calls go through.
+/// fault 81, RT-4: without certificates no connection is made, neither in plaintext nor by the fallback. The
+/// status names the cluster, the provider and the file. Calls succeed once the file exists.
 #[tokio::test]
 async fn without_certificates_there_is_no_connection() {
     let mut parts = Parts::new().await;

@@ -1,10 +1,10 @@
-//! The beginning: the first call, and a control plane that is not there.
+//! Start of a channel: the first call, and an unreachable control plane.
 
 use super::{Mesh, call, channel, endpoints, patient, policies, request, send};
 use testkit::net::{Backend, ControlPlane};
 use tonic::Code;
 
-/// From a name to an answer. Afterwards the tree shows what was made of it, down to the endpoints.
+/// Resolves the target and makes the first call. Afterwards the tree shows the policies and endpoints.
 #[tokio::test]
 async fn the_first_call() {
     let mesh = Mesh::start(2).await;
@@ -38,8 +38,8 @@ async fn the_first_call() {
     assert!(mesh.control.nacks().is_empty());
 }
 
-/// fault 2: calls fail at once and name the target, the listener, the server with the reason, and the node; those that wait for better days are
-/// answered once the control plane is there.
+/// fault 2: calls fail at once with the target, the listener, the server and its error, and the node.
+/// Wait-for-ready calls complete once the control plane is reachable.
 #[tokio::test]
 async fn no_control_plane_at_the_start() {
     let control = ControlPlane::start().await;

@@ -1,4 +1,4 @@
-//! Endpoints, clusters and routes that change under load.
+//! Changes of endpoints, clusters and routes under load.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,14 +18,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::{Mesh, addresses, call, places, shares, start, texts, until_tree};
 use crate::load::Load;
 
-/// Waits until every backend has so many connections open.
+/// Waits until every backend has this number of open connections.
 async fn open(backends: &[Backend], connections: usize) {
     for backend in backends {
         backend.wait_until(|backend| backend.open_connections() == connections).await;
     }
 }
 
-/// fault 27: one update replaces all endpoints under load. No call fails, also none of those that are under way, and the old
+/// fault 27: one update replaces all endpoints under load. No call fails, not even an active one, and the old
 /// connections are closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_endpoints_are_swapped() {
@@ -33,7 +33,7 @@ async fn all_endpoints_are_swapped() {
     let (old, new) = (&mesh.backends, start(4).await);
     let load = Load::start(&mesh.channel, 16);
     load.further(12).await;
-    // Some calls are under way on connections that are about to go.
+    // Some calls are active on connections that are about to be closed.
     old[0].pause();
     old[0].wait_until(|backend| backend.in_flight() > 0).await;
 
@@ -51,7 +51,7 @@ async fn all_endpoints_are_swapped() {
     assert!(old.iter().all(|backend| backend.in_flight() == 0));
 }
 
-/// fault 28: swaps one after the other, as fast as they are accepted. No call fails, and no connection is left over.
+/// fault 28: consecutive swaps, as fast as they are ACKed. No call fails, and no connection leaks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thirty_swaps_in_a_row() {
     let mesh = Mesh::start(4).await;
@@ -71,12 +71,12 @@ async fn thirty_swaps_in_a_row() {
     counts.expect_none_failed();
 }
 
-/// The children of the root: a cluster each.
+/// Returns the children of the root, one per cluster.
 fn clusters(tree: &Description) -> Vec<&str> {
     tree.children.iter().map(|(name, _)| name.as_str()).collect()
 }
 
-/// fault 31: routes lead to a cluster that nobody has heard of. The old one serves until all of the new one is known.
+/// fault 31: the routes change to an unknown cluster. The old one serves until the new one is complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_route_to_a_cluster_that_is_not_known_yet() {
     let mesh = Mesh::start(2).await;
@@ -103,8 +103,8 @@ async fn a_route_to_a_cluster_that_is_not_known_yet() {
     mesh.control.wait_until(|control| control.subscribed::<Cluster>().len() == 1).await;
 }
 
-/// fault 32, CM-5: the routes leave a cluster while calls are on it. One that has no answer yet keeps the cluster in the tree;
-/// a stream that is answered does not, and lives on all the same. Each finishes where it was sent.
+/// fault 32, CM-5: the routes drop a cluster with active calls. A call without response headers keeps the
+/// cluster in the tree. A stream with headers does not, and continues. Each call finishes where it was sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_under_way_outlive_their_cluster() {
     let mesh = Mesh::start(1).await;
@@ -154,8 +154,8 @@ async fn calls_under_way_outlive_their_cluster() {
     old.wait_until(|old| old.open_connections() == 0).await;
 }
 
-/// CM-5, CM-7: routes go back and forth between two clusters under load, each of which goes and comes with them. No call
-/// meets a tree without its cluster.
+/// CM-5, CM-7: routes alternate between two clusters under load, which are removed and added with them. No
+/// call finds a tree without its cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn routes_back_and_forth() {
     let mesh = Mesh::start(2).await;
@@ -181,7 +181,7 @@ async fn routes_back_and_forth() {
     assert!(calls(&others) > 50, "{}", calls(&others));
 }
 
-/// So many endpoints, each with an address of its own.
+/// Starts backends, each at its own address.
 async fn fleet(net: u8, endpoints: u8) -> Vec<Backend> {
     let mut fleet = Vec::new();
     for host in 1..=endpoints {
@@ -190,9 +190,9 @@ async fn fleet(net: u8, endpoints: u8) -> Vec<Backend> {
     fleet
 }
 
-/// Endpoints are let go and connected to whether or not anybody calls: all of a hundred are replaced while there are hardly any
-/// calls. A call that begins after the pass that took in the update meets new ones only; and when all were replaced in an idle
-/// spell and the old ones died, none of the next thousand calls fails.
+/// Connections follow the endpoints without calls: all of a hundred endpoints are replaced while there are
+/// few calls. A call after the pass with the update uses only new ones. After a replacement without calls,
+/// and the death of the old endpoints, none of the next thousand calls fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fleet_is_replaced_while_few_call() {
     let mut mesh = Mesh::start(0).await;
@@ -206,7 +206,7 @@ async fn a_fleet_is_replaced_while_few_call() {
     let new = fleet(12, 100).await;
     mesh.control.set_endpoints("pay", &addresses(&new));
     mesh.control.wait_acked::<ClusterLoadAssignment>().await;
-    // Accepted is not applied yet; the tree shows what the last pass took in.
+    // An ACK does not mean applied. The tree shows the state of the last pass.
     let mut expected = texts(&new);
     expected.sort();
     until_tree(&mesh.channel, "the new ones are there", |tree| places(tree) == expected).await;
@@ -217,7 +217,7 @@ async fn a_fleet_is_replaced_while_few_call() {
     }
     assert_eq!(mesh.backends.iter().map(Backend::calls).sum::<usize>(), before);
 
-    // Nobody calls from here on.
+    // No calls from here on.
     open(&mesh.backends, 0).await;
     open(&new, 1).await;
     let last = fleet(13, 100).await;

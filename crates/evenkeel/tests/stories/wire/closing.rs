@@ -1,5 +1,5 @@
-//! Connections that end in unfriendly ways: by peers that do not read, which leave no socket and no task behind, and by peers that
-//! accept each connection only to end it.
+//! Connections to peers that do not read, which must not leak sockets or tasks, and to peers that end each
+//! connection at once.
 //!
 //! The peers are at the ends of short pipes and time is virtual: a sleep ends when every task waits.
 
@@ -20,17 +20,17 @@ use tokio::time::sleep;
 
 use super::unary;
 
-/// Bytes that a pipe takes: the client's first frames fit, a request does not.
+/// Capacity of a pipe in bytes: the client's first frames fit, a request does not.
 const PIPE: usize = 256;
 
-/// Longer than a connection may take to close.
+/// Longer than the maximum time to close a connection.
 const CLOSED_BY_THEN: Duration = Duration::from_secs(6);
 
 /// Peers that send SETTINGS and never read.
 #[derive(Clone, Default)]
 struct StuckPeers {
     peers: Arc<Mutex<Vec<DuplexStream>>>,
-    /// Number of the channel's ends that are not dropped.
+    /// Number of the channel's pipe ends that are not dropped.
     open: Arc<AtomicUsize>,
 }
 
@@ -65,7 +65,7 @@ impl Connector for StuckPeers {
     }
 }
 
-/// The channel's end of a pipe, which counts as open until it is dropped.
+/// Channel's end of a pipe, which counts as open until dropped.
 struct CountedPipe {
     pipe: DuplexStream,
     open: Arc<AtomicUsize>,
@@ -107,13 +107,13 @@ fn to_stuck_peers() -> (Channel, StuckPeers) {
     (channel, peers)
 }
 
-/// A moment in which everything happens that does not need more time.
+/// Lets all pending work run that needs no further time.
 async fn settle() {
     sleep(Duration::from_millis(1)).await;
 }
 
-/// A peer stops reading and sends GOAWAY below the call, 40 times in a row: at the end there are as many sockets and tasks as
-/// before.
+/// A peer stops reading and sends GOAWAY below the active call, 40 times. The numbers of sockets and tasks
+/// return to their initial values.
 #[tokio::test(start_paused = true)]
 async fn goaway_by_a_peer_that_does_not_read_leaks_nothing() {
     let tasks = Handle::current().metrics().num_alive_tasks();
@@ -157,7 +157,7 @@ async fn dropping_a_channel_whose_peer_does_not_read_leaks_nothing() {
     }
 }
 
-/// A call that the peer processes after its GOAWAY keeps the connection, for as long as it takes.
+/// A call that the peer still processes after GOAWAY keeps the connection open.
 #[tokio::test(start_paused = true)]
 async fn a_call_keeps_its_connection_after_goaway() {
     let tasks = Handle::current().metrics().num_alive_tasks();
@@ -174,7 +174,7 @@ async fn a_call_keeps_its_connection_after_goaway() {
     assert_eq!((peers.open(), Handle::current().metrics().num_alive_tasks()), (0, tasks));
 }
 
-/// Peers that end each connection as soon as it is made, by GOAWAY or by closing it, without having answered a call.
+/// Peers that end each connection at once, by GOAWAY or by closing it, without a response.
 #[derive(Clone)]
 struct FleetingPeers {
     connections: Arc<AtomicUsize>,
@@ -184,7 +184,7 @@ struct FleetingPeers {
 impl Connector for FleetingPeers {
     fn connect(&self, _: &Address) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
         Box::pin(async {
-            // Without pacing time would stand still, since there is always something to do.
+            // A limit: without pacing, virtual time would never advance, since there is always work.
             if self.connections.fetch_add(1, Ordering::SeqCst) >= 500 {
                 return std::future::pending().await;
             }
@@ -208,8 +208,8 @@ impl Connector for FleetingPeers {
     }
 }
 
-/// A peer that ends every connection at once gets two of them, and from then on no more than one per second, with calls waiting
-/// or without. A call that is refused twice fails; one that finds no connection waits.
+/// A peer that ends every connection at once is dialled twice, then at most once per second, with or without
+/// queued calls. A call that is refused twice fails; one without a connection is queued.
 #[tokio::test(start_paused = true)]
 async fn connections_that_end_at_once_are_paced() {
     for sends_goaway in [true, false] {

@@ -1,4 +1,4 @@
-//! Frames that are broken, and frames without end: they cost a connection at most.
+//! Malformed frames and floods: they cost one connection at most.
 
 use std::process::Command;
 
@@ -13,8 +13,8 @@ use tonic::Code;
 use super::{LONG, ROUND_ROBIN, accept, long, message, request, to, unary};
 use crate::load::Load;
 
-/// What breaks HTTP/2 ends the connection, and nothing else: its call fails with the address, and calls go
-/// on at the other endpoint, and at this one over another connection. What breaks only a stream ends the call alone.
+/// A connection error closes the connection only: its call fails with the address, and calls continue on the
+/// other endpoint and on a new connection. A stream error fails its call only.
 ///
 /// fault 55, fault 56
 #[tokio::test]
@@ -51,7 +51,7 @@ async fn broken_frames_end_a_connection_and_no_more() {
     let mut conn = accept(&peer).await;
     let load = Load::start(&crate::builder(format!("ipv4:{}", sound.address())).build().unwrap(), 2);
     for (what, frame) in table {
-        // One of two calls in a row is at the bad peer.
+        // round_robin sends one of two consecutive calls to the misbehaving peer.
         let mut calls = JoinSet::new();
         let mut stream = None;
         while stream.is_none() {
@@ -78,13 +78,14 @@ async fn broken_frames_end_a_connection_and_no_more() {
     }
     load.stop().await.expect_none_failed();
 
-    // Headers above the limit, or with a name in capitals, end their call, and a frame of an unknown type ends nothing.
+    // Headers above the limit, or with an upper-case name, fail their call. A frame of an unknown type is
+    // ignored.
     let channel = to(peer.address()).build().unwrap();
     channel.connect();
     let mut conn = accept(&peer).await;
     let filler = "x".repeat(20 << 10);
     let mut malformed = vec![("filler", &*filler), ("Capital", "x")];
-    // h2 ends the connection for a name in capitals.
+    // h2 closes the connection for an upper-case name.
     malformed.truncate(if crate::is_over_h2() { 1 } else { 2 });
     for (name, value) in malformed {
         let call = unary(&channel, b"x");
@@ -105,7 +106,8 @@ async fn broken_frames_end_a_connection_and_no_more() {
     call.await.unwrap().unwrap();
 }
 
-/// A message in frames of one byte, each padded with 255: padding is given back like data, or the answer would never be whole.
+/// A message in frames of one byte, each padded with 255 bytes: padding must be returned to the flow-control
+/// window, or the response would never complete.
 ///
 /// fault 55
 #[tokio::test]
@@ -124,7 +126,7 @@ async fn padding_is_given_back() {
     body[1..].copy_from_slice(&(message.len() as u32).to_be_bytes());
     body.extend_from_slice(&message);
 
-    // Frames of 6.4 million bytes, through windows of two and five million.
+    // Frames of 6.4 million bytes in total, through windows of two and five million.
     let mut of_stream = 2 << 20;
     let mut of_connection = 5 << 20;
     let padded = 257;
@@ -146,9 +148,9 @@ async fn padding_is_given_back() {
     assert_eq!(long(call).await.unwrap().unwrap().payload, vec![7; 25_000]);
 }
 
-/// Floods of PING, SETTINGS, CONTINUATION, empty DATA, and headers that unpack to a thousand times their size: what is harmless
-/// is answered, what is not ends the connection, memory stays where it is, and others do not notice. This starts a
-/// process, so that its memory is its own.
+/// Floods of PING, SETTINGS, CONTINUATION, empty DATA, and headers that expand a thousandfold. Harmless ones
+/// are processed, others close the connection. Memory stays bounded, and other calls are unaffected. This
+/// test starts a process, to measure its memory alone.
 ///
 /// fault 55, fault 56
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -166,7 +168,7 @@ async fn floods_cost_no_memory() {
     println!("{}", said.lines().filter(|line| line.starts_with("fault")).collect::<Vec<_>>().join("\n"));
 }
 
-/// The other process of the story above; by itself it does nothing.
+/// Child process of the test above. Without its environment variable it does nothing.
 #[tokio::test]
 async fn floods_in_a_process_of_their_own() {
     const FRAMES: usize = 50_000;
@@ -180,7 +182,7 @@ async fn floods_in_a_process_of_their_own() {
     let channel = to(peer.address()).service_config(ROUND_ROBIN).build().unwrap();
     channel.connect();
 
-    // Small frames are sent many at a time, so that it does not take long.
+    // Small frames are sent in batches, for speed.
     let many = |frame: &[u8]| frame.repeat(1000);
     let ping = many(&[&[0, 0, 8, kind::PING, 0, 0, 0, 0, 0][..], b"evenkeel"].concat());
     let settings = many(&[0, 0, 0, kind::SETTINGS, 0, 0, 0, 0, 0]);
@@ -196,7 +198,7 @@ async fn floods_in_a_process_of_their_own() {
         let before = most_memory();
         for _ in 0..FRAMES / 1000 {
             conn.send_bytes(flood).await.unwrap();
-            // Takes in what the client answers, or both would wait for the other to read.
+            // Reads the client's replies. Otherwise both sides would block on full socket buffers.
             long(conn.ping()).await.unwrap();
         }
         conn.respond(stream, b"", 0).await.unwrap();
@@ -207,7 +209,7 @@ async fn floods_in_a_process_of_their_own() {
         conn.hang_up().await;
     }
 
-    // A header of 4,000 bytes that goes into the table, and 12,000 times the same by one byte each: 48 MB.
+    // A header of 4,000 bytes in the dynamic table, referenced 12,000 times by one byte each: 48 MB.
     let mut bomb = block(&[(":status", "200")]);
     bomb.extend_from_slice(&[0x40, 1, b'b', 0x7f, 0xa1, 0x1e]);
     bomb.extend_from_slice(&[b'x'; 4000]);
@@ -236,7 +238,7 @@ async fn floods_in_a_process_of_their_own() {
     ];
     for (what, first, then) in floods {
         let mut conn = accept(&peer).await;
-        // A stream whose answer nobody reads: what comes for it has to be kept, or refused.
+        // A stream whose response is not read: its data must be buffered or rejected.
         let mut client = EchoClient::new(channel.clone());
         let call = tokio::spawn(async move {
             let answers = client.server_stream(message(b"x")).await;
@@ -250,7 +252,7 @@ async fn floods_in_a_process_of_their_own() {
         conn.send_bytes(&first).await.unwrap();
         let mut sent = 0;
         let flooding = async {
-            // The client ends it, or it takes all of this.
+            // The client closes the connection, or accepts all frames.
             while sent < FRAMES && conn.send_bytes(&then).await.is_ok() {
                 sent += then.len() / 9;
                 tokio::task::yield_now().await;
@@ -267,13 +269,13 @@ async fn floods_in_a_process_of_their_own() {
     others.stop().await.expect_none_failed();
 }
 
-/// A frame of stream 1.
+/// Returns a frame of stream 1.
 fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
     [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
 }
 
-/// The most memory that this process ever had, in KiB.
+/// Returns the peak memory of this process, in KiB.
 fn most_memory() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux says so");

@@ -1,4 +1,4 @@
-//! Peers that make calls and uploads wait, or answer before they are asked: nothing is lost, and nothing piles up.
+//! Peers that delay calls and uploads, or respond early: no data is lost, and buffers stay bounded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +13,8 @@ use tonic::{Code, Request};
 
 use super::{accept, client_stream, data_of, long, message, request, to, unary, until_pong};
 
-/// A peer that takes no calls at first, then two at once, then one: calls wait, go as they may, and go elsewhere if the peer
-/// leaves.
+/// A peer allows no streams, then two, then one: calls are queued, sent as allowed, and use another
+/// connection if the peer disconnects.
 ///
 /// fault 54
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn calls_wait_for_a_peer_that_takes_none() {
         call.await.unwrap().unwrap();
     }
 
-    // One call too many for a limit that was lowered counts: there is no room before it is over.
+    // Streams above a lowered limit count: a further stream must wait until they end.
     let calls = [unary(&channel, b"x"), unary(&channel, b"y")];
     let streams = [request(&mut next).await.stream, request(&mut next).await.stream];
     next.settings(&[(setting::MAX_CONCURRENT_STREAMS, 1)]).await.unwrap();
@@ -71,7 +71,7 @@ async fn calls_wait_for_a_peer_that_takes_none() {
     }
 }
 
-/// Sees that no request comes, as far as one can.
+/// Asserts, over several pings, that no request arrives.
 async fn quiet(conn: &mut Conn) {
     for _ in 0..10 {
         conn.ping().await.expect("the client is there");
@@ -80,8 +80,8 @@ async fn quiet(conn: &mut Conn) {
     assert!(request.is_err(), "{request:?}");
 }
 
-/// An upload waits for the peer's window, whatever it has sent before: the application is not asked for more than fits, and
-/// nothing piles up. Messages are of one size, and of one that is not kept for another attempt.
+/// An upload waits for the peer's window: the request stream is polled only as far as it fits, and buffers
+/// stay bounded. Message sizes are below and above the replay buffer.
 #[tokio::test]
 async fn an_upload_waits_for_the_window() {
     for (size, begun) in [(1000, false), (1000, true), (300_000, false), (300_000, true)] {
@@ -114,7 +114,7 @@ async fn an_upload_waits_for_the_window() {
             received += data_of(&until_pong(&mut conn).await);
         }
         assert_eq!(received, 1500, "it fills the window, and no more");
-        // One that is sent in part, one that is held, and as many as tonic gathers before it hands on: 32 KiB.
+        // One partially sent message, one held, and as many as tonic buffers (32 KiB).
         let most = 3 + (64 << 10) / size;
         let count = asked.load(Ordering::SeqCst);
         assert!(count <= most, "{count} messages of {size} bytes were asked for, answer begun: {begun}");
@@ -129,8 +129,8 @@ async fn an_upload_waits_for_the_window() {
     }
 }
 
-/// An upload that is sent again waits for the window with messages that the application gave long ago. If the answer begins
-/// then, the call is committed, and those messages are still sent.
+/// A replayed upload waits for the window. If response headers arrive meanwhile, the call is committed, and
+/// the buffered messages are still sent.
 #[tokio::test]
 async fn what_is_sent_again_is_sent_whole_though_the_answer_begins() {
     let peer = Peer::bind().await;
@@ -141,7 +141,7 @@ async fn what_is_sent_again_is_sent_whole_though_the_answer_begins() {
     let mut conn = accept(&peer).await;
     let mut expected = Vec::new();
     let mut received = 0;
-    // Each in a frame of its own.
+    // One frame per message.
     for i in 0..10_u8 {
         expected.push(vec![i; 1000]);
         sender.send(message(&[i; 1000])).unwrap();
@@ -184,7 +184,8 @@ async fn what_is_sent_again_is_sent_whole_though_the_answer_begins() {
     assert_eq!(expected.len(), 10);
 }
 
-/// A peer may answer before it has read all: the call is answered, and the rest is not sent.
+/// A peer may respond before it has read the whole request. The call completes, and the remaining request is
+/// not sent.
 #[tokio::test]
 async fn an_answer_may_come_before_the_request_is_over() {
     let peer = Peer::bind().await;
@@ -198,10 +199,10 @@ async fn an_answer_may_come_before_the_request_is_over() {
     long(call).await.unwrap().unwrap();
 }
 
-/// Metadata that is larger than the server accepts fails its call before it is sent, and the call only.
+/// Metadata above the peer's header list limit fails the call before it is sent, and no other call.
 #[tokio::test]
 async fn metadata_larger_than_the_server_accepts() {
-    // h2 keeps the peer's limit to itself and sends the request, which the server then refuses.
+    // h2 does not expose the peer's limit and sends the request, which the server rejects.
     if crate::is_over_h2() {
         return;
     }

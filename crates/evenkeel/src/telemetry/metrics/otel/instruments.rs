@@ -27,7 +27,7 @@ impl fmt::Debug for MetricSelection {
     }
 }
 
-/// One instrument per enabled metric, `None` if disabled. Those of xDS clients are observable and read on export.
+/// One instrument per enabled metric, `None` if disabled. Instruments of xDS clients are observable and read on export.
 #[derive(Debug)]
 pub(super) struct OtelInstruments {
     pub(super) selection: MetricSelection,

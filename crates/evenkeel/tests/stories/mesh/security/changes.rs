@@ -1,4 +1,4 @@
-//! Security that changes under load: what clusters want, and what is in the files.
+//! Security changes under load: of clusters, and of certificate files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -22,8 +22,8 @@ fn is_tls(came: &FrontConnection) -> bool {
     matches!(came, FrontConnection::Tls { .. })
 }
 
-/// fault 82, RT-4: a cluster goes from the clear to mTLS and back. Its connections are made anew each time and the old ones
-/// end; no call fails. What changes beside the security costs no connection.
+/// fault 82, RT-4: a cluster changes from plaintext to mTLS and back. Connections are replaced each time, and
+/// no call fails. Other changes of the cluster keep the connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_becomes_secure_and_insecure() {
     let parts = Parts::new().await;
@@ -56,7 +56,8 @@ async fn a_cluster_becomes_secure_and_insecure() {
     assert_eq!(front.seen().len(), 4);
 }
 
-/// The same address in two clusters, one in the clear and one with mTLS: each call goes as its own cluster says.
+/// The same address in a plaintext cluster and an mTLS cluster: each call uses the security of its own
+/// cluster.
 #[tokio::test]
 async fn an_address_in_two_clusters() {
     let parts = Parts::new().await;
@@ -84,7 +85,7 @@ async fn an_address_in_two_clusters() {
     assert_eq!(front.seen().len(), 2);
 }
 
-/// Each leaf of an aggregate cluster is secured as it says itself.
+/// Each leaf of an aggregate cluster has its own security.
 #[tokio::test]
 async fn the_leaves_of_an_aggregate() {
     let parts = Parts::new().await;
@@ -107,7 +108,8 @@ async fn the_leaves_of_an_aggregate() {
     assert!(!stranger.seen().contains(&FrontConnection::Plain));
 }
 
-/// A folder as Kubernetes mounts secrets: files link into a folder that a link names, and that link is swapped.
+/// Folder as Kubernetes mounts secrets: files link into a folder that a symlink names, and the symlink is
+/// swapped.
 struct Mounted<'f>(&'f Folder);
 
 impl Mounted<'_> {
@@ -126,8 +128,8 @@ impl Mounted<'_> {
     }
 }
 
-/// faults 79 and 80: our certificate rotates while calls are made. Connections that exist stay; each new one shows the latest
-/// certificate that is whole.
+/// faults 79 and 80: the client certificate rotates under load. Existing connections stay. Each new one uses
+/// the latest complete certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn our_certificate_rotates() {
     let mut parts = Parts::new().await;
@@ -175,8 +177,8 @@ async fn our_certificate_rotates() {
     assert!(fronts.iter().all(|front| front.seen().len() == 1));
 }
 
-/// fault 83: the servers' CA is replaced, with a time when both are trusted. No call fails; afterwards the old one is not
-/// trusted.
+/// fault 83: the servers' CA is replaced, with an overlap in which both are trusted. No call fails.
+/// Afterwards the old CA is not trusted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_authority_rotates() {
     let parts = Parts::new().await;

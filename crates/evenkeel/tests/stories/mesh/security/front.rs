@@ -1,4 +1,4 @@
-//! A door before a backend that takes both TLS and connections in the clear on one port, and notes who came how.
+//! Proxy before a backend that accepts TLS and plaintext on one port, and records each connection.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,18 +12,18 @@ use tokio_rustls::TlsAcceptor;
 
 use super::super::until;
 
-/// How somebody came.
+/// Kind of an accepted connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FrontConnection {
-    /// In the clear.
+    /// Plaintext, without a handshake.
     Plain,
-    /// By TLS: the server name that was sent, and the certificate that was shown.
+    /// TLS, with the SNI and the client certificate.
     Tls { sni: Option<String>, client: Option<Vec<u8>> },
-    /// By TLS, and was not let in or went away.
+    /// TLS with a failed handshake.
     NotIn,
 }
 
-/// The door. It closes when dropped, with everything that goes through it.
+/// Running proxy. Dropping it closes all connections.
 pub(super) struct Front {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<Visit>>>,
@@ -55,12 +55,12 @@ impl Front {
         self.address
     }
 
-    /// Everybody who came, in order.
+    /// Returns all connections so far, in order.
     pub(super) fn seen(&self) -> Vec<FrontConnection> {
         self.look(|_| true)
     }
 
-    /// Those who are there.
+    /// Returns the open connections.
     pub(super) fn inside(&self) -> Vec<FrontConnection> {
         self.look(|visit| visit.is_open)
     }
@@ -70,7 +70,7 @@ impl Front {
         seen.iter().filter(|visit| filter(visit)).map(|visit| visit.came.clone()).collect()
     }
 
-    /// Waits until exactly one is there, who came as described, and answers how.
+    /// Waits until exactly one connection is open and satisfies the condition, and returns it.
     pub(super) async fn one_inside(
         &self,
         what: &str,
@@ -98,7 +98,7 @@ struct Door {
 impl Door {
     async fn visit(self, socket: TcpStream) {
         let mut first = [0];
-        // The first byte of a TLS handshake is 22; HTTP/2 begins with a `P`.
+        // The first byte of a TLS handshake record is 22. HTTP/2 starts with `P`.
         if !matches!(socket.peek(&mut first).await, Ok(1)) {
             return;
         }

@@ -1,4 +1,4 @@
-//! Whom a cluster takes its servers to be: names in certificates, the name that is sent, the system's roots.
+//! Server identity: SAN matchers, SNI and the system's roots.
 
 use std::env;
 use std::process::Command;
@@ -28,7 +28,7 @@ fn exact(name: &str) -> StringMatcher {
     text(MatchPattern::Exact(name.to_owned()))
 }
 
-/// TLS with the CA of the servers, and these names accepted.
+/// Returns a TLS context with the servers' CA and these SAN matchers.
 fn accepting(names: &[StringMatcher]) -> UpstreamTlsContext {
     let validation = CertificateValidationContext {
         ca_certificate_provider_instance: Some(provider("roots")),
@@ -38,7 +38,7 @@ fn accepting(names: &[StringMatcher]) -> UpstreamTlsContext {
     with_validation(validation, Some("me"))
 }
 
-/// The same, of one kind.
+/// The same with a typed SAN matcher.
 fn accepting_only(kind: SanType, name: StringMatcher) -> UpstreamTlsContext {
     let typed = SubjectAltNameMatcher { san_type: kind.into(), matcher: Some(name), oid: String::new() };
     let validation = CertificateValidationContext {
@@ -49,8 +49,8 @@ fn accepting_only(kind: SanType, name: StringMatcher) -> UpstreamTlsContext {
     with_validation(validation, Some("me"))
 }
 
-/// RT-4: one name of the certificate that matches one matcher is enough, whatever its kind; no matchers take any name. Who is
-/// refused is told what was expected and what was found.
+/// RT-4: one SAN that satisfies one matcher is enough, of any type. Without matchers every name is accepted.
+/// The error has the expected and the actual names.
 #[tokio::test]
 async fn names_that_are_accepted_and_not() {
     let parts = Parts::new().await;
@@ -104,7 +104,7 @@ async fn names_that_are_accepted_and_not() {
             }
             (outcome, _) => panic!("expected {refused:?}, found {outcome:?}"),
         }
-        // The front records a refused handshake after the client has reported it.
+        // The front records a rejected handshake after the client has reported it.
         until("the front has seen the handshake", || async { front.seen().len() > before }).await;
         let came = front.seen().split_off(before);
         assert!(came.iter().all(|came| (*came == FrontConnection::NotIn) == refused.is_some()), "{came:?}");
@@ -112,8 +112,8 @@ async fn names_that_are_accepted_and_not() {
     assert!(parts.backend.calls() > 0);
 }
 
-/// A101: the endpoint's host name is sent if the cluster wants that, else the cluster's, else none; and it is what the
-/// certificate must be for, if the cluster wants that, in place of the matchers.
+/// A101: the SNI is the endpoint's hostname if enabled, else the cluster's name, else absent. If enabled, the
+/// certificate must match the SNI instead of the matchers.
 #[tokio::test]
 async fn the_name_that_is_sent() {
     let parts = Parts::new().await;
@@ -167,7 +167,7 @@ async fn the_name_that_is_sent() {
             (outcome, expected) => panic!("{host}: expected {expected:?}, found {outcome:?}"),
         }
     }
-    // The name that a cluster has its endpoints looked up by.
+    // DNS name of a LOGICAL_DNS cluster.
     let dns = resources::dns_cluster("pay", "localhost", front.address().port());
     let (_control, channel) = service(secured(dns, &context("", true, true)), &[], &parts.folder).await;
     call(&channel).await.unwrap();
@@ -175,8 +175,8 @@ async fn the_name_that_is_sent() {
     assert_eq!(sni.as_deref(), Some("localhost"));
 }
 
-/// A82. The roots of a process are those of its environment, so each row is a process: this test again, with a server's
-/// address to go to.
+/// A82: system roots depend on the environment of a process. Each row therefore runs this test in a child
+/// process, with the address of the server.
 #[tokio::test]
 async fn the_systems_roots() {
     const NAME: &str = "mesh::security::names::the_systems_roots";
