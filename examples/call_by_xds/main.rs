@@ -1,7 +1,7 @@
 //! How do I call a service that a control plane describes?
 //!
-//! The client says `xds:///orders` and knows nothing else. Look at how little of this is the client, and at what happens when the
-//! control plane replaces every server: calls move over, and none fails.
+//! The client's target is `xds:///orders`; the control plane supplies the rest. When the control plane
+//! replaces every server, calls move to the new ones and none fails.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tonic::Request;
 
 #[tokio::main]
 async fn main() -> Outcome {
-    // Whoever runs the mesh: any xDS control plane. Here it is embedded, so that the example stands alone.
+    // Any xDS control plane works. This one is embedded, so that the example needs no other process.
     let control = ControlPlane::builder().serve().await?;
     let old = [Backend::start("old-1").await?, Backend::start("old-2").await?];
     control.set_mesh(&mesh(&old));
@@ -28,7 +28,7 @@ async fn main() -> Outcome {
     let answer = orders.get(request).await?;
     println!("xds:///orders was answered by {}", answer.into_inner());
 
-    // A deployment: all servers are replaced by one update. The client goes on calling.
+    // A deployment: one update replaces all servers while the client makes calls.
     let new = [Backend::start("new-1").await?, Backend::start("new-2").await?];
     let mut before = Tally::of(&channel, 20).await;
     control.set_mesh(&mesh(&new));
@@ -46,7 +46,7 @@ async fn main() -> Outcome {
     Ok(())
 }
 
-/// One service with one cluster. Services, clusters, routes: docs/mesh.md.
+/// Returns a mesh with one service and one cluster. The format is described in docs/mesh.md.
 fn mesh(servers: &[Backend]) -> Mesh {
     let endpoints = servers.iter().map(|server| Endpoint::at(server.address()));
     let cluster = Cluster::new().policy("round_robin").endpoints(endpoints);

@@ -1,7 +1,8 @@
 //! How do I send a few calls to a new version, and mine to it always?
 //!
-//! By routes: the first that matches takes a call. Calls with a header go to the new version, and of all others a share that the
-//! control plane can change while they run. Look at the shares: they are chosen call by call, so they come close to the weights.
+//! Routes do it: the first match takes the call. Calls with a header go to the new version. Of all others it
+//! gets a share that the control plane can change at run time. Each call is drawn at random, so the shares
+//! are close to the weights.
 
 use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{Cluster, ControlPlane, Endpoint, HeaderMatch, Mesh, Route, Service};
@@ -42,7 +43,7 @@ fn mesh([v1, v2]: &[Backend; 2], percent: u32) -> Mesh {
         .cluster("orders-v2", Cluster::new().endpoint(Endpoint::at(v2.address())))
 }
 
-/// Calls of somebody who wants the new version.
+/// Makes calls with the header that selects the new version.
 async fn asking(channel: &Channel) -> Tally {
     let mut orders = OrdersClient::new(channel.clone());
     let mut tally = Tally::default();

@@ -1,8 +1,8 @@
 //! How do I take a server away without losing a call?
 //!
-//! In either of two ways, under load: the control plane says that it drains and then it is stopped, or the server itself says that it
-//! goes (HTTP/2's GOAWAY, which every orderly stop of a tonic server sends). Look at `failed`: calls that are under way finish, and
-//! later ones go elsewhere.
+//! There are two ways, both shown under load. The control plane marks the endpoint as DRAINING before it
+//! stops, or the server sends GOAWAY, as every graceful shutdown of tonic does. Check `failed`: active calls
+//! finish, and later ones use other servers.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use examples::{Backend, Load, Outcome, connected};
 async fn main() -> Outcome {
     let [a, b, c] = [Backend::start("a").await?, Backend::start("b").await?, Backend::start("c").await?];
     for server in [&a, &b, &c] {
-        // So there are always calls under way.
+        // Long enough that some calls are always active.
         server.set_slow(Duration::from_millis(100));
     }
     let control = ControlPlane::builder().serve().await?;
@@ -26,7 +26,7 @@ async fn main() -> Outcome {
     let calls = Load::start(channel.clone(), 200);
     println!("three servers:        {}", calls.over(Duration::from_secs(1)).await);
 
-    // The control plane knows first: a deployment, a scale-down.
+    // The control plane acts first: a deployment, a scale-down.
     let [at_a, at_b, at_c] = endpoints;
     control.set_mesh(&mesh([at_a.clone().health(EndpointHealth::Draining), at_b.clone(), at_c.clone()]));
     connected(&channel, 2).await;
@@ -34,7 +34,7 @@ async fn main() -> Outcome {
     println!("while a is drained:   {}", calls.take());
     println!("without a:            {}", calls.over(Duration::from_millis(500)).await);
 
-    // The server knows first: it was told to stop, and nobody else was.
+    // The server acts first: it shuts down gracefully, and the control plane does not know.
     b.drain().await;
     println!("while b stops:        {}", calls.take());
     println!("without b:            {}", calls.over(Duration::from_millis(500)).await);

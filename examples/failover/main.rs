@@ -1,7 +1,7 @@
 //! How do calls go to another region when ours is down, and come back?
 //!
-//! By priorities: all calls go to the first that works. Look at the failures: a region dies and the calls that follow go to the other
-//! one; it comes back and so do the calls, by themselves.
+//! Priorities do it: all calls go to the first priority that works. Check the failures: when a region dies,
+//! later calls go to the other. When it recovers, calls return without any action.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn main() -> Outcome {
         Backend::start_at("eu-1", addresses[0], None).await?,
         Backend::start_at("eu-2", addresses[1], None).await?,
     ];
-    // Connections are tried again after a second or so; the first that works brings the calls back.
+    // Subchannels reconnect after a backoff of about one second. The first READY one brings the calls back.
     let mut orders = OrdersClient::new(channel.clone());
     let mut returning = Tally::default();
     while returning.by("eu-1") + returning.by("eu-2") == 0 {
@@ -44,7 +44,8 @@ async fn main() -> Outcome {
     Ok(())
 }
 
-/// What reached a server that died is tried again: `retry`. What did not reach one is, in any case.
+/// The `retry` policy covers calls that a dying server had received. Calls that no server processed are
+/// retried transparently.
 fn mesh(eu: &[Backend; 2], us: &[Backend; 2]) -> Result<Mesh, Box<dyn std::error::Error>> {
     let ([eu_1, eu_2], [us_1, us_2]) =
         (eu.each_ref().map(Backend::address), us.each_ref().map(Backend::address));

@@ -1,7 +1,8 @@
 //! What does each policy do with a fleet of unequal servers?
 //!
-//! On virtual time: who should get how much, who gets it, and what happens when one dies and comes back. Minutes of traffic in a
-//! moment, the same numbers on every machine. Look at the last line of each table: what failed, and how long calls took.
+//! The simulation runs on virtual time: expected and actual shares, and the effect of a failure and a
+//! recovery. It covers minutes of traffic in a moment, with the same numbers on every machine. The last line
+//! of each table has failures and latencies.
 //!
 //! `cargo run --release -p examples --bin fleet`
 
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn scenes() -> Vec<Scene> {
     let scene = |name: &'static str, says: &'static str, policy: Value, fault: Fault| {
-        // This one has to find out.
+        // weighted_round_robin gets no weights: it learns them from load reports.
         let weighted = name != "weighted_round_robin";
         Scene { name, says, policy, fault, weighted }
     };

@@ -1,4 +1,4 @@
-//! The simulation: one client that drives a `Core`, and backends that serve calls one after the other.
+//! Simulation: one client that drives a `Core`, and backends that process calls sequentially.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -12,38 +12,38 @@ use serde_json::Value;
 
 /// Calls per second that the client sends.
 pub(crate) const RATE: u64 = 600;
-/// A call that waits longer than this has failed.
+/// Maximum queueing time of a call. Above it the call fails.
 const DEADLINE: Duration = Duration::from_millis(500);
-/// Virtual time before the first act, so that load reports have settled.
+/// Virtual time before the first act, in which load reports take effect.
 const WARM_UP: Duration = Duration::from_secs(15);
-/// Virtual time of an act before it is measured, so that the fleet has reacted.
+/// Virtual time of an act before the measurement, in which the policy reacts.
 const SETTLE: Duration = Duration::from_secs(15);
-/// Virtual time that is measured in each act.
+/// Measured virtual time of each act.
 const MEASURED: Duration = Duration::from_secs(10);
-/// Users, for policies that hash.
+/// Number of users, for hashing policies.
 const USERS: u64 = 5_000;
 
-/// A policy, and what happens to its fleet.
+/// Policy and the fault that it faces.
 pub(crate) struct Scene {
     pub(crate) name: &'static str,
     pub(crate) says: &'static str,
     pub(crate) policy: Value,
     pub(crate) fault: Fault,
-    /// Whether the control plane knows the capacities and gives them as weights.
+    /// True if the control plane sets the capacities as weights.
     pub(crate) weighted: bool,
 }
 
-/// What goes wrong in the second act.
+/// Fault of the second act.
 pub(crate) enum Fault {
-    /// A backend's process ends; connections to it are refused.
+    /// A backend's process ends, and its port refuses connections.
     Dies(&'static str),
-    /// A backend answers every call with an error.
+    /// A backend fails every call.
     Errs(&'static str),
     /// All backends of a zone end.
     ZoneDies(&'static str),
 }
 
-/// What was measured in one act.
+/// Figures of one act.
 pub(crate) struct Act {
     pub(crate) name: &'static str,
     pub(crate) rows: BTreeMap<&'static str, Row>,
@@ -52,7 +52,7 @@ pub(crate) struct Act {
     pub(crate) p99: Duration,
 }
 
-/// What one backend was meant to get, and got.
+/// Expected and actual share of one backend.
 #[derive(Default)]
 pub(crate) struct Row {
     pub(crate) want: Option<f64>,
@@ -61,19 +61,19 @@ pub(crate) struct Row {
     pub(crate) unused: Option<String>,
 }
 
-/// The backends.
+/// All backends of the simulation.
 pub(crate) struct Fleet(pub(crate) Vec<Backend>);
 
-/// One backend: a queue and a server of some speed.
+/// Backend: a queue and a server of fixed speed.
 pub(crate) struct Backend {
     pub(crate) name: &'static str,
     pub(crate) zone: &'static str,
-    /// Calls per second.
+    /// Capacity in calls per second.
     pub(crate) capacity: u32,
     up: bool,
     erring: bool,
     busy_until: Instant,
-    /// Calls served and time spent serving in the second that is running, and in the one before.
+    /// Served calls and busy time of the current second and of the previous one.
     window: Window,
 }
 
@@ -87,7 +87,7 @@ struct Window {
 }
 
 impl Fleet {
-    /// Five backends, the largest eight times the smallest.
+    /// Five backends; the largest has eight times the capacity of the smallest.
     pub(crate) fn unequal() -> Fleet {
         let backend = |name, zone, capacity| Backend {
             name,
@@ -120,7 +120,7 @@ impl Fleet {
 }
 
 impl Backend {
-    /// Takes a call; answers when it is done. A call that would wait too long is not begun: nobody waits for it.
+    /// Queues a call and returns its completion time. A call beyond the deadline is not started.
     fn serve(&mut self, now: Instant) -> Instant {
         self.window.roll(now);
         if self.busy_until.since(now) >= DEADLINE {
@@ -134,7 +134,7 @@ impl Backend {
         self.busy_until
     }
 
-    /// The load report that goes out with an answer: rates and utilisation of the last whole second.
+    /// Returns the per-call load report: rates and utilization of the last full second.
     fn report(&mut self, now: Instant) -> LoadReport {
         self.window.roll(now);
         let (calls, errors, busy) = self.window.last;
@@ -157,7 +157,7 @@ impl Window {
     }
 }
 
-/// Plays a scene: as it should be, with the fault, and after it.
+/// Runs a scene: steady state, fault and recovery.
 pub(crate) fn play(scene: &Scene) -> Result<Vec<Act>, Box<dyn std::error::Error>> {
     let config = Registry::standard().parse(&scene.policy)?;
     let mut client = Client::new(LbUpdate::new(config, Fleet::unequal().endpoints(scene.weighted)));
@@ -194,7 +194,7 @@ struct Tally {
     latencies: Vec<Duration>,
 }
 
-/// A call on its way, ordered by when it is done.
+/// Active call, ordered by completion time.
 struct Pending {
     done: Instant,
     number: u64,
@@ -223,7 +223,7 @@ impl Client {
         client
     }
 
-    /// Lets virtual time go by, with a call every now and then, evenly spaced.
+    /// Advances virtual time, with evenly spaced calls.
     fn run(&mut self, length: Duration) {
         let end = self.now + length;
         let gap = Duration::from_secs(1) / RATE as u32;
@@ -263,7 +263,7 @@ impl Client {
         Act { name, rows, calls: tally.calls, failed: tally.failed, p99 }
     }
 
-    /// One call of some user.
+    /// Makes one call of a random user.
     fn call(&mut self) {
         self.calls += 1;
         self.tally.calls += 1;
@@ -274,7 +274,7 @@ impl Client {
         let (id, trackers) = match picked {
             PickResult::Complete(id, trackers) => (id, trackers),
             PickResult::Queue { connect } => {
-                // A channel would let the call wait; here the next call of the same user takes its place.
+                // A channel would queue the call. Here it is dropped, and a later call takes its place.
                 if let Some(id) = connect {
                     self.core.handle(LbEvent::Connect(id), self.now);
                     self.pass();
@@ -311,7 +311,7 @@ impl Client {
         self.tally.latencies.push(latency);
     }
 
-    /// One pass of the core, its effects carried out.
+    /// Runs passes of the core and performs their effects.
     fn pass(&mut self) {
         loop {
             let pass = self.core.reconcile(self.now);
@@ -361,8 +361,8 @@ impl Client {
     }
 }
 
-/// Copies what the policies say about each endpoint: its share, and why it is not used. Where a policy chose one child,
-/// the others get nothing.
+/// Copies the policies' view of each endpoint: its share, and the reason if unused. Children that a policy
+/// did not choose get nothing.
 fn fill(rows: &mut BTreeMap<&'static str, Row>, tree: &Description) {
     let chosen = tree.details.get("chosen").and_then(Value::as_str);
     for endpoint in &tree.endpoints {

@@ -1,13 +1,13 @@
-//! What a person sees: one small table per policy, in colour on a terminal, plain elsewhere.
+//! Output: one table per policy, in colour on a terminal.
 
 use std::io::IsTerminal;
 
 use crate::sim::{Act, Fault, Fleet, RATE, Row, Scene};
 
-/// Utilisation above this is shown as trouble.
+/// Utilization above which a backend is highlighted.
 const TOO_BUSY: f64 = 0.95;
 
-/// The heading, and the fleet.
+/// Prints the heading and the backends.
 pub(crate) fn title(fleet: &Fleet) {
     let capacity: u32 = fleet.0.iter().map(|backend| backend.capacity).sum();
     println!("{}", bold("evenkeel: five unequal backends, one client, virtual time"));
@@ -16,7 +16,7 @@ pub(crate) fn title(fleet: &Fleet) {
     );
 }
 
-/// One policy: a row per backend, a column group per act.
+/// Prints one policy: a row per backend, a column group per act.
 pub(crate) fn scene(scene: &Scene, acts: &[Act]) {
     let fault = match scene.fault {
         Fault::Dies(name) => format!("{name} dies"),
@@ -56,7 +56,7 @@ pub(crate) fn scene(scene: &Scene, acts: &[Act]) {
     println!("\n");
 }
 
-/// What the columns mean.
+/// Prints the meaning of the columns.
 pub(crate) fn legend() {
     println!(
         "{}",

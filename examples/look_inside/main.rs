@@ -1,9 +1,10 @@
 //! How do I see what a running process does with its calls?
 //!
-//! One line starts a server with a live page, the same as JSON, and CSDS for tools such as grpcdebug. Look at `want` and `got`: what
-//! share an endpoint should have of the calls, and what it has.
+//! One line starts an admin server with a live page, its data as JSON, and CSDS for tools such as grpcdebug.
+//! Compare `want` and `got`: the expected and the actual share of an endpoint.
 //!
-//! It ends after a few seconds. `cargo run -p examples --bin look_inside -- --stay` goes on, so that you can open the page.
+//! It ends after a few seconds. Run `cargo run -p examples --bin look_inside -- --stay` to keep the page
+//! open.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use examples::{Backend, Load, Outcome, connected};
 
 #[tokio::main]
 async fn main() -> Outcome {
-    // Before the calls that it is to count; on loopback unless told otherwise.
+    // Start it before the calls, which are counted from here on. It listens on loopback by default.
     let admin = AdminServer::builder().start().await?;
     println!("the page: http://{}/", admin.address());
 
@@ -29,7 +30,7 @@ async fn main() -> Outcome {
     tokio::time::sleep(if stay { Duration::MAX } else { Duration::from_secs(3) }).await;
     drop(calls);
 
-    // What the page shows, as data.
+    // The data behind the page.
     let state = admin.watch().state();
     for channel in &state.channels {
         println!("{} is {:?}", channel.target, channel.state);

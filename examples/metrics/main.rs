@@ -1,7 +1,8 @@
 //! Which metrics do I get, and how?
 //!
-//! OpenTelemetry instruments with gRPC's names, so that dashboards for other languages fit. Look at the numbers: they are those of real
-//! calls, some of which failed. At the end stands the list of all metrics and which of them are on unless you say otherwise.
+//! They are OpenTelemetry instruments with gRPC's names, so dashboards for other languages work. The figures
+//! are those of real calls, some of which fail. The output ends with the list of all metrics and their
+//! defaults.
 
 use evenkeel::{Channel, Metric, MetricLabel, OtelMetrics};
 use examples::{Backend, Outcome, Tally, connected};
@@ -10,12 +11,12 @@ use opentelemetry_sdk::metrics::{InMemoryMetricExporter, PeriodicReader, SdkMete
 
 #[tokio::main]
 async fn main() -> Outcome {
-    // Your application has a provider already, with an exporter of its choice (OTLP, Prometheus). This one keeps what it gets.
+    // An application has its own provider and exporter (OTLP, Prometheus). This one keeps the data in memory.
     let exporter = InMemoryMetricExporter::default();
     let reader = PeriodicReader::builder(exporter.clone()).build();
     let provider = SdkMeterProvider::builder().with_reader(reader).build();
 
-    // `OtelMetrics::new(&provider)` has what gRPC has on by default; some that are not:
+    // `OtelMetrics::new(&provider)` enables gRPC's defaults. This adds some optional ones.
     let metrics = OtelMetrics::builder(&provider)
         .enable([Metric::SubchannelConnectionAttemptsSucceeded, Metric::SubchannelOpenConnections])
         .label(MetricLabel::SecurityLevel)
@@ -41,7 +42,7 @@ async fn main() -> Outcome {
     Ok(())
 }
 
-/// Prints what was exported, one line for each series.
+/// Prints one line per exported series.
 fn show(exporter: &InMemoryMetricExporter) -> Outcome {
     for exported in exporter.get_finished_metrics()? {
         for metric in exported.scope_metrics().flat_map(ScopeMetrics::metrics) {
@@ -58,7 +59,7 @@ fn show(exporter: &InMemoryMetricExporter) -> Outcome {
     Ok(())
 }
 
-/// Labels and value of every series; of a histogram, how many values and their sum.
+/// Returns labels and value of every series; for a histogram, the count and the sum.
 fn series<T: Copy + std::fmt::Display>(data: &MetricData<T>) -> Vec<(String, String)> {
     fn labels<'a>(attributes: impl Iterator<Item = &'a opentelemetry::KeyValue>) -> String {
         attributes.map(|label| format!("{}={}", label.key, label.value)).collect::<Vec<_>>().join(" ")

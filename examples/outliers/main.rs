@@ -1,8 +1,8 @@
 //! How is a server set aside that answers with errors?
 //!
-//! It is connected and healthy for all that the control plane knows; only its callers see that its calls fail. Outlier detection has
-//! every client judge by its own calls. Look at the failures: they end, though the server still fails, and it is back in turn a
-//! while after it was mended.
+//! The server is connected, and healthy according to the control plane; only its callers see failures. With
+//! outlier detection every client judges by its own calls. Check the failures: they stop although the server
+//! still fails. After it is repaired, the ejection ends and it gets calls again.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn main() -> Outcome {
     println!("all is well:      {}", calls.over(Duration::from_secs(1)).await);
 
     servers[3].set_failing(true);
-    connected(&channel, 3).await; // one is unused, and the tree says why
+    connected(&channel, 3).await; // one is ejected, and the tree has the reason
     println!("until it is set aside: {}", calls.take());
     println!("set aside:        {}", calls.over(Duration::from_millis(800)).await);
 
@@ -35,7 +35,7 @@ async fn main() -> Outcome {
     Ok(())
 }
 
-/// Short times, so that there is something to see; what is not set is as in Envoy (docs/policies.md).
+/// Short intervals, for a short example. Other settings have Envoy's defaults (docs/policies.md).
 fn mesh(servers: &[Backend]) -> Mesh {
     let outliers = OutlierDetection {
         interval: Some(Duration::from_millis(500)),

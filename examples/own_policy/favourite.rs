@@ -1,8 +1,9 @@
-//! A policy: a percentage of the calls to the first endpoint that can take them, the others to the rest at random.
+//! Policy that sends a percentage of calls to the first READY endpoint, and the others to random ones of the
+//! rest.
 //!
-//! Its settings are `{"percent": 80}`. A pass looks at what is (endpoints, connections) and answers a state with a picker; the picker
-//! is asked for every call, from any thread, and never waits. Policies with weights, load reports or children:
-//! `crates/evenkeel-core/examples/custom_policy` and the policies of evenkeel-core itself.
+//! Its config is `{"percent": 80}`. A pass reads endpoints and subchannel states, and returns a state with a
+//! picker. The picker runs for every call, on any thread, and never blocks. For weights, load reports or
+//! child policies see `crates/evenkeel-core/examples/custom_policy` and the policies of evenkeel-core.
 
 use evenkeel_core::{
     CachedState, ConfigError, ConfigFields, ConnectMode, ConnectivityState, Cx, DescribeCx, Description,
@@ -11,13 +12,13 @@ use evenkeel_core::{
 
 #[derive(Default)]
 pub(crate) struct Favourite {
-    /// A connection to every endpoint, kept for as long as the endpoint is there.
+    /// Connections to all endpoints, kept while the endpoint is in the list.
     fleet: EndpointList<()>,
-    /// The last answer: while nothing changed for calls, the picker stays the same.
+    /// State of the last pass. The picker is reused while its inputs are equal.
     shown: CachedState<PickerInputs>,
 }
 
-/// All that a picker depends on.
+/// Inputs of the picker.
 #[derive(PartialEq)]
 struct PickerInputs {
     connectivity: ConnectivityState,
@@ -64,7 +65,7 @@ impl Policy for Favourite {
 }
 
 struct FavouritePicker {
-    /// At least one.
+    /// READY subchannels; at least one.
     ready: Vec<SubchannelId>,
     percent: u32,
 }
@@ -89,7 +90,8 @@ mod tests {
 
     use super::*;
 
-    /// A core on virtual time with two endpoints that are connected, and its picker. No socket, no clock, no sleep.
+    /// Returns a core on virtual time with two READY endpoints, and its picker. No socket, no clock, no
+    /// sleep.
     fn connected(config: &str) -> (Core, RootPicker) {
         let mut registry = Registry::standard();
         registry.register::<Favourite>("example.Favourite");
@@ -120,7 +122,7 @@ mod tests {
         assert!((750..850).contains(&favoured), "{favoured}");
     }
 
-    /// What calls wait on is told of a change only if there is one.
+    /// A pass without changes returns no picker.
     #[test]
     fn a_second_pass_changes_nothing() {
         let (mut core, _) = connected(r#"[{"example.Favourite": {"percent": 80}}]"#);

@@ -1,7 +1,8 @@
 //! How do I write a policy of my own, and have the control plane configure it?
 //!
-//! One trait (`favourite.rs`), one call to register it; the control plane names it in a list, with settings, and what clients take that
-//! do not know it. Look at the shares: they follow the control plane's setting, and a client without the policy takes the next one.
+//! Implement one trait (`favourite.rs`) and register it with one call. The control plane names the policy in
+//! a list, with its config and a fallback for clients without it. Check the shares: they follow the config,
+//! and a client without the policy uses the fallback.
 
 mod favourite;
 
@@ -32,14 +33,14 @@ async fn main() -> Outcome {
     control.wait_acked::<ClusterResource>().await;
     println!("20 % to the favourite: {}", Tally::of(&knows, 1_000).await);
 
-    // Settings that the policy does not accept: the client says so, and goes on with those that it had.
+    // Invalid config: the client NACKs it and keeps the previous one.
     control.set_mesh(&mesh(&servers, 120));
     println!("120 %? {}", control.wait_nacked::<ClusterResource>().await.error);
     println!("still 20 %:            {}", Tally::of(&knows, 1_000).await);
     Ok(())
 }
 
-/// A list goes to clients as it stands; each takes the first policy that it knows.
+/// Clients receive the whole list. Each uses the first policy that it knows.
 fn mesh(servers: &[Backend], percent: u32) -> Mesh {
     let policy =
         ClusterPolicy::list([("example.Favourite", json!({"percent": percent})), ("round_robin", json!({}))]);

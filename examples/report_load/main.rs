@@ -1,10 +1,10 @@
 //! How does my server say how busy it is, and do clients go by it?
 //!
-//! Three servers of unequal capacity with evenkeel's layer, and a channel with `weighted_round_robin`. Look at the shares: calls go
-//! in turn until there have been reports for a while (the blackout), then every server is equally busy.
+//! Three servers of unequal capacity use evenkeel's layer, and a channel uses `weighted_round_robin`. Check
+//! the shares: round robin applies during the blackout period, then every server has the same utilization.
 //!
-//! Servers, sockets, reports and weights are real. The capacities are not: a server says how busy it would be, so that the example
-//! needs no three machines. Without `say_how_busy` the layer reports the CPU.
+//! Servers, sockets, reports and weights are real. The capacities are simulated, since the servers share one
+//! machine: each server computes its utilization. Without `say_how_busy` the layer reports the CPU.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// What each server can do in a second.
+/// Capacity of each server in calls per second.
 const CAPACITIES: [(&str, f64); 3] = [("small", 1_000.0), ("medium", 2_000.0), ("large", 4_000.0)];
 
 #[tokio::main]
@@ -32,7 +32,7 @@ async fn main() -> Outcome {
         loads.push((name, load));
     }
 
-    // Short periods, so that there is something to see within seconds; both have defaults (docs/policies.md).
+    // Short periods, for a short example. Both have defaults (docs/policies.md).
     let channel = Channel::builder(format!("ipv4:{}", addresses.join(",")))
         .service_config(
             r#"{"loadBalancingConfig": [{"weighted_round_robin": {
@@ -50,7 +50,7 @@ async fn main() -> Outcome {
     Ok(())
 }
 
-/// A tonic server whose calls are measured and reported: one line more than it had.
+/// Starts a tonic server. One line adds the layer that measures and reports its calls.
 async fn serve(name: &'static str, load: &ServerLoad) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
@@ -62,8 +62,8 @@ async fn serve(name: &'static str, load: &ServerLoad) -> std::io::Result<SocketA
     Ok(address)
 }
 
-/// Says how busy a server is that can do so many requests per second. Yours may know better than its CPU what it is short of:
-/// the length of a queue, the connections of a pool.
+/// Sets the utilization of a server with this capacity in requests per second. A real server may know a
+/// better measure than its CPU: the length of a queue, or the connections of a pool.
 async fn say_how_busy(load: ServerLoad, capacity: f64) {
     let mut ticks = interval(Duration::from_millis(100));
     loop {

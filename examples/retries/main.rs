@@ -1,7 +1,7 @@
 //! How do I get retries and timeouts without writing them?
 //!
-//! The control plane's routes have them. One of three servers fails every call and one takes its time; the client's code stays the
-//! same while the mesh says more and more. Look at what fails, and with what words.
+//! The control plane's routes configure them. One of three servers fails every call and one is slow. The
+//! client's code does not change while the mesh adds settings. Check the failures and their messages.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ async fn main() -> Outcome {
     connected(&channel, 3).await;
     println!("as it is:     {}", Tally::of(&channel, 60).await);
 
-    // Three attempts in all, the second after 10 ms or less, and only for statuses that say "try again".
+    // Up to three attempts, the second after at most 10 ms, and only on UNAVAILABLE.
     let retry = RouteRetry::on([RetryOn::Unavailable])
         .attempts(3)
         .backoff(Duration::from_millis(10), Duration::from_millis(100));
@@ -31,7 +31,7 @@ async fn main() -> Outcome {
     control.wait_acked::<RouteConfiguration>().await;
     println!("with retries: {}", Tally::of(&channel, 60).await);
 
-    // A limit for the whole call, all attempts included. The server is told how long it has.
+    // Timeout of the whole call, with all attempts. The server gets it as `grpc-timeout`.
     let route = Route::to("orders").retry(retry).timeout(Duration::from_millis(200));
     control.set_mesh(&mesh(&servers, route));
     control.wait_acked::<RouteConfiguration>().await;

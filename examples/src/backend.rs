@@ -1,4 +1,5 @@
-//! A server of the stage. It has threads of its own, so that it can die as a process does: at once, with all its connections.
+//! Server of the examples. It has its own runtime, so that it can die like a process: at once, with all its
+//! connections.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,29 +17,29 @@ use tonic::{Request, Response, Status};
 
 use crate::shop::{Orders, OrdersServer};
 
-/// A server of `shop.Orders` that answers with its name. It dies when this is dropped.
+/// Server of `shop.Orders` that responds with its name. It is killed when dropped.
 #[derive(Debug)]
 pub struct Backend {
     shop: Shop,
     address: SocketAddr,
-    /// Sent or dropped: the server finishes what it has and ends.
+    /// Sending or dropping it starts a graceful shutdown.
     drain: Option<oneshot::Sender<()>>,
     served: JoinHandle<()>,
     runtime: Option<Runtime>,
 }
 
-/// TLS of a server, as PEM texts: what it shows, and who may call.
+/// TLS settings of a server, as PEM texts.
 #[derive(Clone, Debug)]
 pub struct Tls {
-    /// The certificate that it shows.
+    /// Server certificate.
     pub certificate: String,
-    /// The key of that.
+    /// Private key of the certificate.
     pub key: String,
-    /// Who must have signed the certificates of clients.
+    /// CA of the client certificates.
     pub clients: String,
 }
 
-/// What it does with a call.
+/// Implementation of the service.
 #[derive(Clone, Debug)]
 struct Shop {
     name: String,
@@ -50,7 +51,7 @@ struct Behaviour {
     fails: AtomicBool,
     takes_ms: AtomicU64,
     calls: AtomicU64,
-    /// The last client's certificate.
+    /// Certificate of the last client.
     caller: Mutex<Option<Vec<u8>>>,
 }
 
@@ -74,11 +75,11 @@ impl Backend {
         Backend::start_at(name, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), None).await
     }
 
-    /// Starts a server at an address, such as that of one that was killed.
+    /// Starts a server at an address, such as that of a killed one.
     pub async fn start_at(name: &str, address: SocketAddr, tls: Option<Tls>) -> io::Result<Backend> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        // Its own runtime takes it over.
+        // The listener is registered again with the server's own runtime.
         let listener = listener.into_std()?;
         let shop = Shop { name: name.to_owned(), behaviour: Arc::default() };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -87,44 +88,44 @@ impl Backend {
         Ok(Backend { shop, address, drain: Some(drain), served, runtime: Some(runtime) })
     }
 
-    /// What it is called, and answers.
+    /// Returns the name, which is also the response.
     pub fn name(&self) -> &str {
         &self.shop.name
     }
 
-    /// Where it is.
+    /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many calls reached it.
+    /// Returns the number of received calls.
     pub fn calls(&self) -> u64 {
         self.shop.behaviour.calls.load(Ordering::Relaxed)
     }
 
-    /// The certificate of its last caller.
+    /// Returns the certificate of the last client.
     pub fn caller(&self) -> Option<Vec<u8>> {
         self.shop.behaviour.caller.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has it fail all calls, or none.
+    /// Makes all calls fail, or none.
     pub fn set_failing(&self, fails: bool) {
         self.shop.behaviour.fails.store(fails, Ordering::Relaxed);
     }
 
-    /// Has it take its time for every call.
+    /// Delays every response.
     pub fn set_slow(&self, takes: Duration) {
         self.shop.behaviour.takes_ms.store(takes.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Ends it as an orderly process does: no further calls, those under way finish. Clients are told by HTTP/2 (GOAWAY).
+    /// Shuts down gracefully: sends GOAWAY, accepts no further calls and waits for active ones.
     pub async fn drain(mut self) {
         drop(self.drain.take());
-        // It ends in any case.
+        // An error means that the task has ended too.
         let _ = (&mut self.served).await;
     }
 
-    /// Ends it as a crash does: at once, whatever is under way.
+    /// Stops at once like a crash, and closes all connections.
     pub async fn kill(mut self) {
         if let Some(runtime) = self.runtime.take() {
             let ended =

@@ -1,6 +1,6 @@
-//! The guides of `docs/guides`: their code is compiled, and some of it run, with the tests of this crate's documentation.
+//! Code blocks of `docs/guides`, compiled and partly run as doctests of this crate.
 
-/// What nobody sees but the tests.
+/// Compiled for doctests only.
 #[cfg(doctest)]
 mod compiled {
     #[doc = include_str!("../../docs/guides/laptop.md")]

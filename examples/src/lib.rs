@@ -1,8 +1,7 @@
-//! The stage of the examples: one service, servers of it, and calls that are counted.
+//! Shared parts of the examples: one service, its servers, and counted calls.
 //!
-//! What an example is about stands in its own folder; what any of them needs to have something to talk about is here. All of it is
-//! on loopback. `shop` is what tonic would generate from a `.proto` file, `backend` a server that can be killed, drained, and made
-//! to fail, `tally` calls by who answered them.
+//! All servers listen on loopback. `shop` is the code that tonic would generate from a `.proto` file.
+//! `backend` is a server that can be killed, drained and made to fail. `tally` counts calls by server.
 
 #![forbid(unsafe_code)]
 
@@ -17,17 +16,17 @@ pub use backend::{Backend, Tls};
 use evenkeel::{Channel, ConnectivityState, Description, EndpointRow};
 pub use tally::{Load, Tally};
 
-/// What the examples end with.
+/// Return type of the examples.
 pub type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// Waits until the channel is connected to so many endpoints, so that shares can be counted from the first call on. Applications
-/// have no need of it: calls wait by themselves.
+/// Waits until this number of endpoints is READY, so that shares can be counted from the first call.
+/// Applications do not need it: calls wait for a connection.
 pub async fn connected(channel: &Channel, count: usize) {
     let is_ready = |row: &&EndpointRow| row.state == ConnectivityState::Ready && row.unused.is_none();
     until(channel, |endpoints| endpoints.iter().filter(is_ready).count() == count).await;
 }
 
-/// Waits until the channel's endpoints are as asked for. [`Channel::tree`] tells how they are.
+/// Waits until the endpoints of the policy tree ([`Channel::tree`]) satisfy the condition.
 pub async fn until(channel: &Channel, condition: impl Fn(&[EndpointRow]) -> bool) {
     channel.connect();
     loop {

@@ -6,7 +6,7 @@
 //! }
 //! ```
 //!
-//! It is written by hand so that the examples need no `protoc`. Your own services come from `tonic-prost-build` as ever.
+//! It is written by hand, so that the examples need no `protoc`. Real services use `tonic-prost-build`.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use tonic::server::{NamedService, UnaryService};
 use tonic::{IntoRequest, Request, Response, Status};
 use tonic_prost::ProstCodec;
 
-/// The path of the one method.
+/// Path of the only method.
 pub const GET: &str = "/shop.Orders/Get";
 
-/// The generated client. Those of tonic take any channel; this one ours.
+/// Client as tonic would generate it. tonic's are generic over the channel; this one is not.
 #[derive(Clone, Debug)]
 pub struct OrdersClient {
     grpc: tonic::client::Grpc<Channel>,
 }
 
 impl OrdersClient {
-    /// A client of this channel.
+    /// Creates a client on this channel.
     pub fn new(channel: Channel) -> OrdersClient {
         OrdersClient { grpc: tonic::client::Grpc::new(channel) }
     }
 
-    /// Asks for an order. The answer is the name of the server that gave it.
+    /// Requests an order. The response is the name of the serving backend.
     pub async fn get(&mut self, order: impl IntoRequest<String>) -> Result<Response<String>, Status> {
         self.grpc.ready().await?;
         let codec = ProstCodec::<String, String>::default();
@@ -43,21 +43,21 @@ impl OrdersClient {
     }
 }
 
-/// The generated trait that servers implement.
+/// Service trait as tonic would generate it.
 #[tonic::async_trait]
 pub trait Orders: Send + Sync + 'static {
     /// Looks up an order.
     async fn get(&self, order: Request<String>) -> Result<Response<String>, Status>;
 }
 
-/// The generated server.
+/// Server as tonic would generate it.
 #[derive(Debug)]
 pub struct OrdersServer<S> {
     orders: Arc<S>,
 }
 
 impl<S> OrdersServer<S> {
-    /// A server of this implementation.
+    /// Creates a server for this implementation.
     pub fn new(orders: S) -> OrdersServer<S> {
         OrdersServer { orders: Arc::new(orders) }
     }

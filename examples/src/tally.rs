@@ -1,4 +1,4 @@
-//! Calls, and who answered them.
+//! Calls counted by serving backend.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,17 +12,17 @@ use tonic::Status;
 
 use crate::shop::OrdersClient;
 
-/// How many calls each server answered, and how many failed. It prints as `a 30 (75 %), b 10 (25 %); failed 0`.
+/// Number of calls by server, and of failed calls. It prints as `a 30 (75 %), b 10 (25 %); failed 0`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// By the name of the server.
+    /// Number of successful calls by server name.
     pub answered: BTreeMap<String, usize>,
-    /// All others.
+    /// Number of failed calls.
     pub failed: usize,
 }
 
 impl Tally {
-    /// Makes so many calls, one after the other.
+    /// Makes sequential calls and counts them.
     pub async fn of(channel: &Channel, calls: usize) -> Tally {
         let mut orders = OrdersClient::new(channel.clone());
         let mut tally = Tally::default();
@@ -32,7 +32,7 @@ impl Tally {
         tally
     }
 
-    /// Counts a call.
+    /// Counts one call.
     pub fn add(&mut self, answer: Result<tonic::Response<String>, Status>) {
         match answer {
             Ok(server) => *self.answered.entry(server.into_inner()).or_default() += 1,
@@ -40,7 +40,7 @@ impl Tally {
         }
     }
 
-    /// How many calls this server answered.
+    /// Returns the number of calls that this server served.
     pub fn by(&self, server: &str) -> usize {
         self.answered.get(server).copied().unwrap_or(0)
     }
@@ -58,7 +58,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Calls that go on until this is dropped, or stopped.
+/// Open-loop load that runs until dropped or stopped.
 #[derive(Debug)]
 pub struct Load {
     ended: Arc<Mutex<Tally>>,
@@ -67,7 +67,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Begins to call at a steady pace, whatever becomes of the calls.
+    /// Starts calls at a steady rate, independent of their outcome.
     pub fn start(channel: Channel, per_second: u32) -> Load {
         let ended = Arc::<Mutex<Tally>>::default();
         let (stop, stopped) = tokio::sync::watch::channel(());
@@ -75,23 +75,23 @@ impl Load {
         Load { ended, stop, calling }
     }
 
-    /// The calls that ended since the last time.
+    /// Returns the calls that ended since the previous `take`.
     pub fn take(&self) -> Tally {
         std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The calls that end within this time.
+    /// Returns the calls that end within this time.
     pub async fn over(&self, time: Duration) -> Tally {
         self.take();
         tokio::time::sleep(time).await;
         self.take()
     }
 
-    /// Begins no further call, waits for those under way, and gives what [`Load::take`] has not.
+    /// Starts no further call, waits for active ones, and returns the calls since the last [`Load::take`].
     pub async fn stop(self) -> Tally {
         let Load { ended, stop, calling } = self;
         drop(stop);
-        // It ends in any case.
+        // An error means that the task has ended too.
         let _ = calling.await;
         std::mem::take(&mut *ended.lock().unwrap_or_else(PoisonError::into_inner))
     }

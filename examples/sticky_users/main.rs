@@ -1,7 +1,8 @@
 //! How do I send the same user to the same server?
 //!
-//! The route says what a call is hashed by, the policy is `ring_hash`. Look at who moves: when a server is down, only its own users, and
-//! they return with it; when it is taken off the list, a few others too, since the ring is then cut anew among those that are left.
+//! The route sets the hash policy, and the cluster uses `ring_hash`. Check which users move. When a server is
+//! down, only its users do, and they return with it. When it is removed from the list, a few others move too,
+//! because the ring is rebuilt.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +28,7 @@ async fn main() -> Outcome {
     let bootstrap = Bootstrap::from_json(&control.bootstrap("sticky-users"))?;
     let channel = Channel::builder("xds:///orders").bootstrap(bootstrap).build()?;
 
-    // Connections are made when the first user needs them.
+    // ring_hash connects to an endpoint when the first call needs it.
     let first = homes(&channel).await?;
     let again = homes(&channel).await?;
     println!("{USERS} users, called for twice: {} met another server", moved(&first, &again));
@@ -42,7 +43,7 @@ async fn main() -> Outcome {
     println!("d is down: {} users moved, {on_d} were on d", moved(&first, &homes(&channel).await?));
 
     let d = Backend::start_at("d", address, None).await?;
-    // It is connected to again after a second or so.
+    // The subchannel reconnects after a backoff of about one second.
     while moved(&first, &homes(&channel).await?) > 0 {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -62,7 +63,7 @@ async fn main() -> Outcome {
     Ok(())
 }
 
-/// Calls go by the header `x-user`.
+/// Returns a mesh that hashes the header `x-user`.
 fn mesh<'a>(servers: impl IntoIterator<Item = &'a Backend>) -> Mesh {
     let service = Service::new().route(Route::to("orders").hash(RouteHash::header("x-user")));
     let cluster = Cluster::new()
@@ -71,7 +72,7 @@ fn mesh<'a>(servers: impl IntoIterator<Item = &'a Backend>) -> Mesh {
     Mesh::new().service("orders", service).cluster("orders", cluster)
 }
 
-/// Calls once for every user: who answered whom.
+/// Makes one call per user, and returns the serving backend of each.
 async fn homes(channel: &Channel) -> Result<BTreeMap<u32, String>, Status> {
     let mut orders = OrdersClient::new(channel.clone());
     let mut homes = BTreeMap::new();
@@ -83,7 +84,7 @@ async fn homes(channel: &Channel) -> Result<BTreeMap<u32, String>, Status> {
     Ok(homes)
 }
 
-/// How many users met another server than before.
+/// Returns the number of users with another server than before.
 fn moved(before: &BTreeMap<u32, String>, after: &BTreeMap<u32, String>) -> usize {
     before.iter().filter(|(user, home)| after.get(user) != Some(home)).count()
 }

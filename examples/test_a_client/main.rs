@@ -1,7 +1,7 @@
 //! How do I test my client against a control plane?
 //!
-//! The embedded control plane tells what clients make of what it sends: a test changes something, waits for the ACK or the NACK, and then
-//! looks at its calls. Nothing here sleeps. Look at the sequence; in a test of yours every `check` is an `assert!`.
+//! The embedded control plane exposes the ACKs and NACKs of its clients. A test changes a resource, waits for
+//! the ACK or NACK, and then checks its calls, without a sleep. In a real test every `check` is an `assert!`.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn main() -> Outcome {
     let clients = control.clients();
     check("the client says who it is", clients.iter().any(|client| client.node_id == "test-a-client"));
 
-    // A resource that no client of gRPC takes: a cluster that does not say where its endpoints come from.
+    // A resource that gRPC clients reject: a cluster without a discovery type.
     control.update(|resources| {
         resources.set(ClusterResource { name: "orders".to_owned(), ..ClusterResource::default() });
     });
@@ -43,7 +43,7 @@ async fn main() -> Outcome {
     control.wait_acked::<ClusterResource>().await;
     check("a good one is accepted again", true);
 
-    // No endpoints at all: calls fail at once, and say so.
+    // No endpoints: calls fail at once with the reason.
     control.set_mesh(&mesh.clone().cluster("orders", Cluster::new()));
     control.wait_acked::<ClusterLoadAssignment>().await;
     let failure = loop {
@@ -54,7 +54,7 @@ async fn main() -> Outcome {
     println!("      it says: {}", failure.message());
     check("without endpoints calls fail", failure.code() == Code::Unavailable);
 
-    // A control plane that says nothing: calls of a new channel wait, up to their deadline.
+    // A silent control plane: calls of a new channel wait until their deadline.
     control.set_fault_modes(FaultModes { silent: true, ..FaultModes::default() });
     let client = evenkeel::XdsClient::builder(bootstrap).build();
     let mut waiting = OrdersClient::new(Channel::builder("xds:///orders").xds_client(client).build()?);

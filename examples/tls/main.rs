@@ -1,7 +1,8 @@
 //! How do I use TLS with client certificates, and survive their rotation?
 //!
-//! The channel gets files, not their content, and reads them again for new connections. Look at who called: after the files were
-//! replaced the client shows its new certificate, to a server whose own is from a new authority, without a restart.
+//! The channel gets file names and reads the files again for new connections. After the files are replaced,
+//! the client presents its new certificate, and trusts a server with a certificate of another CA, without a
+//! restart.
 
 use std::time::Duration;
 
@@ -22,7 +23,8 @@ async fn main() -> Outcome {
 
     let server = Backend::start_at("server", "127.0.0.1:0".parse()?, Some(first.server()?)).await?;
     let address = server.address();
-    // Files are read again when a connection begins and they are older than this; 10 minutes unless set.
+    // Files are reloaded when a connection starts and their content is older than this; the default is 10
+    // minutes.
     let credentials = Credentials::tls()
         .ca_file(&ca)
         .identity_files(&certificate, &key)
@@ -37,7 +39,8 @@ async fn main() -> Outcome {
         server.caller() == Some(client.der)
     );
 
-    // Rotation: another authority, another certificate, the same files. The server is replaced by one that trusts only these.
+    // Rotation: another CA and another certificate in the same files. The replacement server trusts only
+    // these.
     let second = Authority::new()?;
     let client = second.issue(ExtendedKeyUsagePurpose::ClientAuth)?;
     std::fs::write(&ca, format!("{}{}", first.0.pem(), second.0.pem()))?;
@@ -48,7 +51,7 @@ async fn main() -> Outcome {
     orders.get(String::new()).await?;
     println!("after the rotation it saw the second one: {}", server.caller() == Some(client.der));
 
-    // Who shows no certificate does not get in, and is told why.
+    // Without a client certificate the handshake fails, and the status has the reason.
     let stranger = Credentials::tls().ca_file(&ca).server_name("orders.example").build()?;
     let channel = Channel::builder(format!("ipv4:{address}")).credentials(stranger).build()?;
     if let Err(status) = OrdersClient::new(channel).get(String::new()).await {
@@ -57,7 +60,7 @@ async fn main() -> Outcome {
     Ok(())
 }
 
-/// Stands for whoever signs your certificates.
+/// Certificate authority of the example.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 struct Issued {

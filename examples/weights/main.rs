@@ -1,7 +1,8 @@
 //! How does the control plane give servers unequal shares?
 //!
-//! By a weight for each endpoint. Clients take turns in the exact order of the weights (earliest deadline first), not at random: look
-//! at the order, and at the shares, which are right after a handful of calls. A new weight holds from the next call on.
+//! Each endpoint has a weight. Clients schedule picks in the exact order of the weights (earliest deadline
+//! first), not at random. The shares are therefore exact after a few calls. A changed weight applies from the
+//! next pick on.
 
 use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{ControlPlane, Mesh};

@@ -1,40 +1,43 @@
-//! What load reports cost: the layer of a tonic server that measures and sends them, and a channel that reads them.
+//! Cost of load reports: in a tonic server with the layer that measures and sends them, and in a channel that
+//! parses them.
 //!
-//! `cargo bench -p evenkeel --bench load_reports`; `-- --quick` for a look in less than a minute. Calls are unary, with 16 bytes
-//! each way, 64 at a time, over loopback. What is under test is a process of its own with one thread for its calls, what
-//! it speaks with is another.
+//! Run with `cargo bench -p evenkeel --bench load_reports`; `-- --quick` takes less than a minute. Calls are
+//! unary, with 16 bytes each way, 64 at a time, over loopback. The process under test has one thread for its
+//! calls. Its peer is another process.
 //!
-//! Instructions and allocations are counted, as `per_call` does: two runs with different numbers of calls, the difference divided.
-//! There the server's values are set and its window never ends, so that nothing depends on the moment.
+//! Instructions and allocations are counted as in `per_call`: two runs with different numbers of calls, and
+//! the difference divided. In these runs the server's values are set and its window never ends, so that the
+//! counts do not depend on time.
 //!
-//! Throughput is timed in short turns of all rows, one after the other, so that whatever else the machine does meets them
-//! alike. The ratio of a turn to that of the first row beside it counts, and the median is printed. Processes are begun
-//! anew several times, since each has its own luck with memory: *from - to* is over the medians of these times.
-//! Windows are the usual ones. *CPU* is the processor time of a call, the kernel's included, likewise as a ratio. *busy*
-//! is the share of the time that the process under test was computing: if that is not near 1, somebody else was the
-//! bottleneck, and throughput says little. *again* is the first row once more: how far it is from 1 is how far the figures
-//! can be trusted.
+//! Throughput is timed in short rounds that alternate over all rows, so that other load of the machine
+//! affects them alike. The table prints the median of the ratios to the first row. Processes are restarted
+//! several times, since memory layout varies between them: *from - to* is the range of the medians. Windows
+//! have their defaults. *CPU* is the processor time per call, including the kernel's, as a ratio. *busy* is
+//! the fraction of the time in which the process under test used its CPU. If it is not near 1, the peer was
+//! the bottleneck, and throughput means little. *again* is the first row measured a second time: its distance
+//! from 1 is the error of the figures.
 //!
-//! | server | what it is |
+//! | server | variant |
 //! |---|---|
 //! | `without` | a tonic server |
 //! | `layer` | with `LoadLayer` |
 //! | `recorded` | with `LoadLayer`, and the handler records a request cost: every call has a report of its own |
 //!
-//! Clients are the same channel, weighted_round_robin over 4 backends; it reads the reports of calls (`awaited`, `read`, `read-own`) or
-//! has been told that they come out of band, so that those of calls are not read. Backends know nothing of out-of-band
-//! reports, and the blackout period is so long that weights are never used: all choose in the same order.
+//! Clients are one channel, weighted_round_robin over 4 backends. It parses per-call reports (`awaited`,
+//! `read`, `read-own`), or expects out-of-band reports and ignores per-call ones. Backends do not implement
+//! out-of-band reports, and the blackout period is so long that weights are never used: all pick in the same
+//! order.
 //!
-//! | client | read? | what backends send |
+//! | client | parsed? | reports of the backends |
 //! |---|---|---|
 //! | `silent` | no | no reports |
 //! | `awaited` | yes | no reports |
 //! | `unread`, `read` | no, yes | the same report with each call: CPU and requests per second |
 //! | `unread-own`, `read-own` | no, yes | one with a request cost of the call's own |
 //!
-//! `-- --profile layer` prints where a call's instructions are spent, as that of `per_call`. `-- server layer counted`,
-//! `-- serve own 4`, `-- control calls 127.0.0.1:1` and `-- client 127.0.0.1:2` are the processes; a client makes as many calls as the next
-//! line of its stdin says.
+//! `-- --profile layer` prints the instructions of a call by function, as in `per_call`. The processes are
+//! `-- server layer counted`, `-- serve own 4`, `-- control calls 127.0.0.1:1` and `-- client 127.0.0.1:2`. A
+//! client makes as many calls as the next line of its stdin contains.
 
 #[path = "../../../tools/bench/src/common/allocator.rs"]
 mod allocator;
@@ -92,9 +95,10 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 #[global_allocator]
 static ALLOCATOR: Totals = Totals;
 
-/// The first is what the others are compared with.
+/// Server variants. The first is the baseline.
 const SERVERS: [&str; 3] = ["without", "layer", "recorded"];
-/// Likewise, with the reports that the backends send and how the channel gets them.
+/// Client variants with the reports that backends send and the mode of the channel. The first is the
+/// baseline.
 const CLIENTS: [(&str, &str, &str); 6] = [
     ("silent", "none", "oob"),
     ("awaited", "none", "calls"),
@@ -103,18 +107,18 @@ const CLIENTS: [(&str, &str, &str); 6] = [
     ("unread-own", "own", "oob"),
     ("read-own", "own", "calls"),
 ];
-/// Few, so that they are called with several calls at once and cost less than the client.
+/// Few backends, so that each has several concurrent calls and costs less than the client.
 const BACKENDS: usize = 4;
-/// How many connections a server is called over.
+/// Number of connections to a server.
 const CONNECTIONS: usize = 4;
 /// Longer than any run.
 const NEVER: Duration = Duration::from_secs(3_600);
 
-/// How much is measured.
+/// Amount of work per measurement.
 struct Scale {
     warm_up: usize,
     counted: [usize; 2],
-    /// How often processes are begun anew, the turns that each has then, and the calls of a turn.
+    /// Number of process restarts, rounds per restart, and calls per round.
     times: usize,
     turns: usize,
     calls: usize,
@@ -180,7 +184,7 @@ fn profile(name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// What is under test.
+/// Process under test.
 #[derive(Clone, Copy)]
 enum BenchClient<'a> {
     Server(&'a str),
@@ -194,7 +198,7 @@ impl BenchClient<'_> {
         }
     }
 
-    /// A process under test; ready for calls.
+    /// Starts the process under test and waits until it is ready for calls.
     fn start(&self, mut command: Command, window: &str) -> Result<Running, Error> {
         match self {
             BenchClient::Server(variant) => {
@@ -211,7 +215,7 @@ impl BenchClient<'_> {
         }
     }
 
-    /// What the process costs as a whole that is under test for so many calls.
+    /// Measures the total cost of a process for this number of calls.
     fn counted(&self, scale: &Scale, calls: usize, callgrind: Option<&Callgrind>) -> Result<Cost, Error> {
         let command = match callgrind {
             Some(callgrind) => callgrind.command()?,
@@ -226,20 +230,20 @@ impl BenchClient<'_> {
     }
 }
 
-/// A process under test.
+/// Running process under test.
 struct Running {
     process: Server,
     calls: Calls,
 }
 
-/// Who calls.
+/// Origin of the calls.
 enum Calls {
     Ours(Runtime, RoundRobin<H2>),
     Theirs,
 }
 
 impl Running {
-    /// So many calls.
+    /// Makes this number of calls and times them.
     fn turn(&mut self, calls: usize) -> Result<Timed, Error> {
         let id = self.process.child.id();
         let (cpu, began) = (cpu_time(id), Instant::now());
@@ -262,27 +266,27 @@ impl Running {
         Ok(Timed { elapsed, cpu: cpu_time(id).zip(cpu).map(|(after, before)| after - before) })
     }
 
-    /// Ends the process: how often it asked for memory, and how many bytes it holds.
+    /// Ends the process. Returns the number of allocations and the bytes still allocated.
     fn end(mut self) -> Result<[f64; 2], Error> {
         let child = &mut self.process.child;
         drop(child.stdin.take());
         let printed = std::io::read_to_string(child.stdout.take().ok_or("no stdout")?)?;
-        // Callgrind has written its counts then.
+        // Callgrind writes its counts before the process exits.
         child.wait()?;
         let (allocations, held) = printed.trim().split_once(' ').ok_or("no totals were printed")?;
         Ok([allocations.parse()?, held.parse()?])
     }
 }
 
-/// How long something took, in seconds.
+/// Durations in seconds.
 #[derive(Clone, Copy)]
 struct Timed {
     elapsed: f64,
-    /// Processor time; `None` where the system does not say.
+    /// Processor time; `None` if unsupported by the system.
     cpu: Option<f64>,
 }
 
-/// The processor time of a process's threads so far (Linux).
+/// Returns the processor time of a process's threads so far (Linux).
 fn cpu_time(process: u32) -> Option<f64> {
     let of_thread = |thread: fs::DirEntry| {
         let nanos = fs::read_to_string(thread.path().join("schedstat")).ok()?;
@@ -292,7 +296,7 @@ fn cpu_time(process: u32) -> Option<f64> {
     threads.map(|thread| of_thread(thread.ok()?)).sum::<Option<f64>>().map(|nanos| nanos / 1e9)
 }
 
-/// Connections to a server, which reports load as it should.
+/// Opens connections to a server, and checks that it reports load as its variant should.
 async fn connect(server: &Server, variant: &str) -> Result<RoundRobin<H2>, Error> {
     let address = *parse(&[server.addresses.first().ok_or("no address")?])?.first().ok_or("no address")?;
     let mut connections = Vec::new();
@@ -313,7 +317,7 @@ fn place(names: &[&str], name: &str) -> Result<usize, Error> {
     names.iter().position(|known| *known == name).ok_or_else(|| format!("unknown variant {name:?}").into())
 }
 
-/// Backends that send reports and such that do not, and control planes that have channels read them or not.
+/// Backends with and without reports, and control planes that select the mode of the channels.
 struct BackendFleet {
     controls: HashMap<&'static str, Server>,
     _backends: Vec<Server>,
@@ -336,7 +340,7 @@ impl BackendFleet {
     }
 }
 
-/// Measures every subject and prints a row for each.
+/// Measures every process under test and prints one row for each.
 fn measure(title: &str, subjects: &[BenchClient<'_>], scale: &Scale) -> Result<Table, Error> {
     let callgrind = if is_valgrind_installed() { Some(Callgrind::new()?) } else { None };
     let mut rows: Vec<Row> = Vec::new();
@@ -358,7 +362,7 @@ fn measure(title: &str, subjects: &[BenchClient<'_>], scale: &Scale) -> Result<T
             row.times.push(Vec::new());
         }
         for turn in 0..scale.turns {
-            // Every other turn in the other order: what changes steadily meanwhile cancels out.
+            // Every other round runs in reverse order, which cancels linear drift.
             let mut order: Vec<usize> = (0..all.len()).collect();
             if turn % 2 == 1 {
                 order.reverse();
@@ -382,7 +386,7 @@ struct Table {
 struct Row {
     name: String,
     cost: Cost,
-    /// Each with its turns.
+    /// Rounds of each process restart.
     times: Vec<Vec<Timed>>,
 }
 
@@ -416,7 +420,7 @@ impl Table {
         if self.has_instructions { instructions } else { "-".to_owned() }
     }
 
-    /// One row beside another, in a sentence.
+    /// Returns a sentence that compares one row with another.
     fn compare(&self, what: &str, name: &str, base: &str) -> String {
         let row = |name: &str| self.rows.iter().find(|row| row.name == name);
         let (Some(row), Some(base)) = (row(name), row(base)) else { return String::new() };
@@ -435,7 +439,7 @@ impl Table {
     }
 }
 
-/// A row's ratios to another one. Throughput is the median between the least and the greatest of the times.
+/// Ratios of a row to its baseline. Throughput is the minimum, the median and the maximum over the restarts.
 struct BaselineComparison {
     instructions: f64,
     throughput: [f64; 3],
@@ -465,17 +469,19 @@ impl Row {
     }
 }
 
-/// `None` if there is nothing.
+/// Returns the median; `None` for an empty list.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let last = values.len().checked_sub(1)?;
     Some(f64::midpoint(values[last / 2], values[last.div_ceil(2)]))
 }
 
-/// A server under test. What it set beats what is measured, so that the report is there from the first call on.
+/// Runs a server under test. Set values take precedence over measured ones, so that the report exists from
+/// the first call on.
 fn serve(variant: &str, window: &str) -> Result<(), Error> {
     let builder = match window {
-        // The CPU is read once per window. Besides, valgrind does not bear how rustix finds the kernel's clock.
+        // The CPU is read once per window. Also, valgrind does not support rustix's access to the kernel's
+        // clock.
         "counted" => ServerLoad::builder().window(NEVER).without_cpu(),
         _ => ServerLoad::builder(),
     };
@@ -501,14 +507,14 @@ fn serve(variant: &str, window: &str) -> Result<(), Error> {
 }
 
 fn backends_with(reports: &str, backends: &str) -> Result<(), Error> {
-    // Nobody asks for the memory of those that are called.
+    // Allocations of the peer are not reported.
     Totals::stop();
     let of_server =
         OrcaLoadReport { cpu_utilization: 0.5, rps_fractional: 1_000.0, ..OrcaLoadReport::default() };
     let reports = match reports {
         "none" => Vec::new(),
         "same" => vec![of_server],
-        // More than fit the table of a connection's headers: each is sent in full.
+        // More values than fit the HPACK dynamic table, so that each is sent in full.
         _ => (0..1_000)
             .map(|rows| OrcaLoadReport {
                 request_cost: BTreeMap::from([("rows".to_owned(), f64::from(rows))]),
@@ -521,7 +527,7 @@ fn backends_with(reports: &str, backends: &str) -> Result<(), Error> {
     runtime()?.block_on(backend::serve(addresses, reports))
 }
 
-/// The trailer's value.
+/// Encodes the trailer's value.
 fn value(report: &OrcaLoadReport) -> Option<HeaderValue> {
     let mut trailers = MetadataMap::new();
     trailers.insert_bin(TRAILER, MetadataValue::from_bytes(&report.encode_to_vec()));
@@ -541,7 +547,7 @@ fn control(mode: &str, backends: &[&str]) -> Result<(), Error> {
     })
 }
 
-/// A client under test.
+/// Runs a client under test.
 fn client(control: &str) -> Result<(), Error> {
     let control = control.parse()?;
     runtime()?.block_on(async {

@@ -1,5 +1,4 @@
-//! What stands in more than one place is the same in all of them: the folders, the programs, the table of the examples, and what the
-//! guides show.
+//! Consistency of the examples: folders, programs, the table in the README, and the guides.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +7,7 @@ use std::path::{Path, PathBuf};
 use evenkeel::Bootstrap;
 use evenkeel_control::Mesh;
 
-/// A folder, a program, a line of the table and a test each.
+/// Each example has a folder, a program, a row in the table and a test.
 #[test]
 fn every_example_stands_everywhere() {
     let here = root().join("examples");
@@ -32,14 +31,14 @@ fn every_example_stands_everywhere() {
     let tests = include_str!("main.rs");
     for (name, rest) in rows {
         assert!(tests.contains(&format!("\nasync fn {name}()")), "{name}: no test runs it");
-        // The question is the same at its head.
+        // The first line of the program equals the question in the table.
         let question = rest.split('|').nth(1).unwrap().trim().trim_end_matches(" On virtual time");
         let head = read(&here.join(name).join("main.rs"));
         assert_eq!(head.lines().next(), Some(&*format!("//! {question}")), "{name}");
     }
 }
 
-/// What the guides tell the reader to run is there.
+/// Programs that the guides run exist.
 #[test]
 fn programs_of_the_guides_are_there() {
     for (page, text) in pages() {
@@ -50,7 +49,7 @@ fn programs_of_the_guides_are_there() {
     }
 }
 
-/// Links lead somewhere.
+/// Links of the guides are valid.
 #[test]
 fn links_of_the_guides_lead_somewhere() {
     for (page, text) in pages() {
@@ -62,7 +61,7 @@ fn links_of_the_guides_lead_somewhere() {
     }
 }
 
-/// Meshes and bootstraps in the guides can be used. (Their Rust is compiled with the documentation of this crate.)
+/// Meshes and bootstraps in the guides are valid. (Their Rust code is compiled as doctests of this crate.)
 #[test]
 fn files_in_the_guides_are_right() {
     let mut seen = [0; 2];
@@ -83,7 +82,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the examples stand in the workspace")
 }
 
-/// The guides, and the page of the examples.
+/// Returns the guides and the README of the examples.
 fn pages() -> Vec<(PathBuf, String)> {
     let guides = fs::read_dir(root().join("docs/guides")).expect("there are guides");
     let guides = guides.map(|entry| entry.expect("they can be listed").path());

@@ -1,7 +1,7 @@
-//! Every example is run to its end, and what it prints is held against what its head promises.
+//! Runs every example to completion, and checks its output against the claims of its head comment.
 //!
-//! Shares that are exact are asked for exactly, those that are drawn within what chance allows. Nothing here depends on how fast the
-//! machine is: an example has two minutes for its seconds.
+//! Deterministic shares are compared exactly, random ones within statistical bounds. The tests do not depend
+//! on the speed of the machine: each example may take two minutes.
 
 mod listed;
 
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-/// Only what hangs reaches it.
+/// Maximum duration of an example. Only a hanging one reaches it.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What a program printed, line by line. It must end well.
+/// Output lines of a program that exited with success.
 struct Printed(Vec<String>);
 
 async fn run(program: &str) -> Printed {
@@ -28,7 +28,7 @@ async fn run(program: &str) -> Printed {
 }
 
 impl Printed {
-    /// What stands after this at the beginning of a line; there must be exactly one.
+    /// Returns the rest of the only line with this prefix.
     fn after(&self, label: &str) -> &str {
         let mut found = self.0.iter().filter_map(|line| line.strip_prefix(label));
         let rest =
@@ -42,7 +42,7 @@ impl Printed {
     }
 }
 
-/// `a 30 (75 %), b 10 (25 %); failed 0` as it was printed.
+/// Parsed form of `a 30 (75 %), b 10 (25 %); failed 0`.
 #[derive(Debug)]
 struct Tally {
     answered: BTreeMap<String, usize>,
@@ -61,7 +61,7 @@ impl Tally {
         Tally { answered: answered.collect(), failed }
     }
 
-    /// Who answered, and how often.
+    /// Asserts the number of calls per server, without failures.
     #[track_caller]
     fn is<const N: usize>(&self, answered: [(&str, usize); N]) {
         let expected: BTreeMap<_, _> =
@@ -69,20 +69,20 @@ impl Tally {
         assert_eq!((&self.answered, self.failed), (&expected, 0));
     }
 
-    /// These and no others answered, all of them, and nothing failed.
+    /// Asserts that exactly these servers served calls, without failures.
     #[track_caller]
     fn by<const N: usize>(&self, servers: [&str; N]) {
         assert!(self.answered.keys().eq(servers) && self.failed == 0, "{self:?}");
     }
 
-    /// All those that answered have such a name, and nothing failed.
+    /// Asserts that only servers with this name prefix served calls, without failures.
     #[track_caller]
     fn only(&self, prefix: &str) {
         let fits = !self.answered.is_empty() && self.answered.keys().all(|name| name.starts_with(prefix));
         assert!(fits && self.failed == 0, "{self:?}");
     }
 
-    /// The share of a server, in percent.
+    /// Returns the share of a server in percent.
     fn percent(&self, server: &str) -> f64 {
         let all = self.answered.values().sum::<usize>() + self.failed;
         *self.answered.get(server).unwrap_or(&0) as f64 / all as f64 * 100.0
@@ -120,7 +120,7 @@ async fn canary() {
     // Six standard deviations.
     near(printed.tally("v2 for 10 %:").percent("v2"), 10.0, 5.7);
     near(printed.tally("v2 for 50 %:").percent("v2"), 50.0, 9.5);
-    // Routes follow the ACK at once, but not within it: a few calls may be on their way.
+    // Routes apply shortly after the ACK, so a few calls may still use the old ones.
     near(printed.tally("v2 called off:").percent("v2"), 0.0, 2.0);
     let asking: Vec<_> =
         printed.0.iter().filter_map(|line| line.strip_prefix("with x-canary: please: ")).collect();
@@ -132,7 +132,7 @@ async fn drain() {
     let printed = run(env!("CARGO_BIN_EXE_drain")).await;
     printed.tally("three servers:").by(["a", "b", "c"]);
     assert_eq!(printed.tally("while a is drained:").failed, 0);
-    // The last answer of a server may be counted after it has ended.
+    // The last response of a server may be counted after its shutdown.
     let without_a = printed.tally("without a:");
     assert!(without_a.failed == 0 && without_a.percent("a") < 10.0, "{without_a:?}");
     assert_eq!(printed.tally("while b stops:").failed, 0);
@@ -155,7 +155,7 @@ async fn failover() {
 #[tokio::test]
 async fn fleet() {
     let printed = run(env!("CARGO_BIN_EXE_fleet")).await;
-    // One table for each policy, with the calls of three acts on its last line.
+    // One table per policy, with the calls of three acts on its last line.
     let calls: Vec<_> = printed.0.iter().filter(|line| line.trim_start().starts_with("calls")).collect();
     assert_eq!(calls.len(), 8);
     let at = printed.0.iter().position(|line| line.starts_with("weighted_round_robin")).expect("it is shown");
@@ -210,7 +210,7 @@ async fn outliers() {
     printed.tally("all is well:").by(["a", "b", "bad", "c"]);
     assert!(printed.tally("until it is set aside:").failed > 0);
     let aside = printed.tally("set aside:");
-    // Calls that were under way when it was set aside may be counted here.
+    // Calls that were active at the ejection may be counted here.
     assert!(aside.answered.keys().eq(["a", "b", "c"]) && aside.failed <= 3, "{aside:?}");
     printed.tally("mended and back:").by(["a", "b", "bad", "c"]);
 }
