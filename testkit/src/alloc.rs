@@ -1,33 +1,33 @@
-//! A counting allocator, for tests that promise how much is allocated.
+//! Counting allocator, for tests that limit allocations.
 //!
-//! Counts are per thread, so that tests may run beside each other. Install it in a test binary with
+//! Counts are per thread, so tests may run concurrently. Install it in a test binary with
 //! `#[global_allocator] static ALLOCATOR: Counting = Counting;`.
 //!
-//! The `unsafe` here is the allocator trait's own: every call is handed on to the system allocator unchanged, with the
-//! caller's guarantees; what is added touches only plain thread-local numbers that need no allocation themselves.
+//! The `unsafe` is that of the allocator trait. Every call passes to the system allocator unchanged, with the
+//! caller's guarantees. The counters are plain thread-local numbers that allocate nothing.
 
 #![expect(unsafe_code, reason = "an allocator cannot be written without; see the head comment")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system allocator, counting.
+/// System allocator with counters.
 #[derive(Debug)]
 pub struct Counting;
 
-/// What a thread allocated in some stretch of work.
+/// Allocations of a thread during some work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocations {
-    /// How often memory was asked for, growing included.
+    /// Number of allocations, including reallocations.
     pub count: u64,
-    /// Bytes asked for, whether or not they were given back.
+    /// Number of allocated bytes, freed or not.
     pub bytes: u64,
-    /// Bytes asked for less bytes given back.
+    /// Number of allocated bytes minus freed bytes.
     pub net_bytes: i64,
 }
 
 impl Counting {
-    /// What this thread allocates while `work` runs, and what came of it.
+    /// Runs `work` and returns this thread's allocations meanwhile, and the result.
     pub fn during<T>(work: impl FnOnce() -> T) -> (Allocations, T) {
         let before = ALLOCATIONS.get();
         let result = work();
@@ -47,7 +47,7 @@ thread_local! {
 }
 
 fn count(asked: usize, given_back: usize) {
-    // A thread that is ending has no counters left; nobody asks it any more.
+    // A thread that is exiting has no counters any more. They are not read either.
     let _ = ALLOCATIONS.try_with(|all| {
         let before = all.get();
         all.set(Allocations {
@@ -58,11 +58,11 @@ fn count(asked: usize, given_back: usize) {
     });
 }
 
-// SAFETY: every method hands its arguments to the system allocator and returns what that returned.
+// SAFETY: every method passes its arguments to the system allocator and returns its result.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 0);
-        // SAFETY: the caller's promise about `layout` is the one that `System` needs.
+        // SAFETY: the caller's guarantees about `layout` are those that `System` needs.
         unsafe { System.alloc(layout) }
     }
 
@@ -80,7 +80,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size, layout.size());
-        // SAFETY: as for `dealloc`; the caller promises that `size` fits the layout's alignment.
+        // SAFETY: as for `dealloc`; the caller guarantees that `size` fits the layout's alignment.
         unsafe { System.realloc(block, layout, size) }
     }
 }

@@ -1,11 +1,11 @@
-//! A real browser for tests: Chromium without a window, spoken to by its DevTools protocol.
+//! Headless Chromium for tests, driven by the DevTools protocol.
 //!
-//! The protocol goes over two pipes (`--remote-debugging-pipe`): JSON messages that end with a zero byte, commands with an id and answers
-//! with the same, and events between them. Each page belongs to a session. Whatever a person would see as a problem in the console is
-//! collected by [`Page::problems`]. Waits look at the page itself, again and again, and give up after 30 s.
+//! The protocol uses two pipes (`--remote-debugging-pipe`) with zero-terminated JSON messages: commands with
+//! an id, responses with the same id, and events. Each page has a session. [`Page::problems`] collects
+//! console errors and failed requests. Waits poll the page, and fail after 30 s.
 //!
-//! This is a test's tool: what goes wrong panics, with the page's own words. One browser runs at a time in a process, and it is gone with
-//! its children and its profile when it is dropped.
+//! Failures panic with the page's own error. One browser runs at a time per process. Dropping it kills its
+//! process group and removes its profile.
 
 use std::collections::HashMap;
 use std::fs;
@@ -25,36 +25,36 @@ use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 use tokio::time::timeout;
 
-/// Only a failure takes so long.
+/// Maximum wait. Only a failing test reaches it.
 const BOUND: Duration = Duration::from_secs(30);
 
-/// Set where a browser must be there: then its absence fails tests, which otherwise pass over it.
+/// Environment variable that makes a missing browser a failure. Without it such tests are skipped.
 pub const NEEDED: &str = "EVENKEEL_NEEDS_BROWSER";
 
 /// A browser is a dozen processes: two at once would starve each other.
 static TURN: Semaphore = Semaphore::const_new(1);
 
-/// A running browser.
+/// Running browser.
 #[derive(Debug)]
 pub struct Browser {
     link: Arc<BrowserPipe>,
     child: Child,
-    /// Its home; goes with it.
+    /// Profile directory, removed on drop.
     profile: TempDir,
     _turn: SemaphorePermit<'static>,
 }
 
-/// What a page is told that its reader prefers.
+/// Value of the media feature `prefers-color-scheme`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Theme {
-    /// Dark on light.
+    /// Dark text on a light background.
     Light,
-    /// Light on dark.
+    /// Light text on a dark background.
     Dark,
 }
 
 impl Theme {
-    /// The word that style sheets know.
+    /// Returns the CSS value.
     pub fn name(self) -> &'static str {
         match self {
             Theme::Light => "light",
@@ -64,7 +64,8 @@ impl Theme {
 }
 
 impl Browser {
-    /// Starts one. `None`, and a line on stderr, if there is no Chromium; a panic if [`NEEDED`] is set.
+    /// Starts a browser. Without Chromium it returns `None` and prints a line on stderr, or panics if
+    /// [`NEEDED`] is set.
     pub async fn start() -> Option<Browser> {
         let Some(program) = find() else {
             assert!(
@@ -93,7 +94,7 @@ impl Browser {
         Some(browser)
     }
 
-    /// An empty page of this size, in CSS pixels. Below 500 it is a phone.
+    /// Opens an empty page of this size in CSS pixels. A width below 500 emulates a phone.
     pub async fn page(&self, width: u32, height: u32, theme: Theme) -> Page {
         let made = self.call("Target.createTarget", json!({ "url": "about:blank" })).await;
         let target = json!({ "targetId": made["targetId"], "flatten": true });
@@ -105,7 +106,7 @@ impl Browser {
         lock(&self.link.pages).insert(session.clone(), Arc::clone(&seen));
         let page = Page { link: Arc::clone(&self.link), session, seen };
         for domain in ["Page", "Runtime", "Log", "Network", "Performance"] {
-            // By the processor's time: a busy machine does not count.
+            // Thread time instead of wall time: other load of the machine does not count.
             page.call(&format!("{domain}.enable"), json!({ "timeDomain": "threadTicks" })).await;
         }
         page.resize(width, height).await;
@@ -113,7 +114,7 @@ impl Browser {
         page
     }
 
-    /// Where it keeps what it writes; gone when it is dropped.
+    /// Returns the profile directory, which is removed on drop.
     pub fn profile(&self) -> &Path {
         self.profile.path()
     }
@@ -125,7 +126,7 @@ impl Browser {
         }
     }
 
-    /// What Chromium wrote to stderr.
+    /// Returns Chromium's stderr.
     fn log(&self) -> String {
         fs::read_to_string(self.profile.path().join(LOG)).unwrap_or_default()
     }
@@ -133,7 +134,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The whole group: its children live on for a while if only the first is killed, and write into the profile.
+        // Kill the whole group: otherwise the children live on for a while and write into the profile.
         let group = format!("-{}", self.child.id());
         let killed = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
         if !killed.is_ok_and(|status| status.success()) {
@@ -143,7 +144,7 @@ impl Drop for Browser {
     }
 }
 
-/// A page in a [`Browser`].
+/// Page in a [`Browser`].
 #[derive(Debug)]
 pub struct Page {
     link: Arc<BrowserPipe>,
@@ -152,7 +153,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Goes there, and waits until the page and all that it names is loaded.
+    /// Navigates to the URL and waits until the page and its resources are loaded.
     pub async fn open(&self, url: &str) {
         lock(&self.seen).origin = Some(origin(url).to_owned());
         let answer = self.call("Page.navigate", json!({ "url": url })).await;
@@ -160,7 +161,7 @@ impl Page {
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'").await;
     }
 
-    /// What a JavaScript expression comes to; of a promise, what it resolves to.
+    /// Evaluates a JavaScript expression. A promise is awaited.
     pub async fn eval<T: DeserializeOwned>(&self, script: &str) -> T {
         match self.try_eval(script).await {
             Ok(value) => serde_json::from_value(value.clone())
@@ -169,7 +170,7 @@ impl Page {
         }
     }
 
-    /// Waits until a JavaScript expression is true in the page. Looks again with every frame.
+    /// Waits until a JavaScript expression is true. It is evaluated on every animation frame.
     pub async fn wait_for(&self, condition: &str) {
         let script = format!(
             "new Promise((done) => {{
@@ -186,7 +187,7 @@ impl Page {
             }})"
         );
         let waited = timeout(BOUND, async {
-            // A page that is left forgets the question.
+            // A navigation discards the pending evaluation, so it is repeated.
             while self.try_eval(&script).await.is_err() {
                 tokio::task::yield_now().await;
             }
@@ -201,13 +202,13 @@ impl Page {
         }
     }
 
-    /// What went wrong since the last time that someone asked: errors and warnings in the console, exceptions, failed requests, breaches
-    /// of the content security policy, requests to any other origin than the page's.
+    /// Returns the problems since the previous call: console errors and warnings, exceptions, failed
+    /// requests, violations of the content security policy, and requests to other origins.
     pub fn problems(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.seen).problems)
     }
 
-    /// Presses a key: a letter, or a name such as `Tab`, `Enter`, `Escape`, `ArrowDown`; `Shift+Tab` goes back.
+    /// Presses a key: a letter, or a name such as `Tab`, `Enter`, `Escape`, `ArrowDown` or `Shift+Tab`.
     pub async fn press(&self, key: &str) {
         let (modifiers, key) = key.strip_prefix("Shift+").map_or((0, key), |key| (8, key));
         let (name, code, number, text) = match key {
@@ -235,7 +236,7 @@ impl Page {
         }
     }
 
-    /// Writes what is in view as PNG. Makes the directory if need be.
+    /// Writes a PNG of the viewport. Creates the directory if needed.
     pub async fn screenshot(&self, path: impl AsRef<Path>) {
         let answer = self.call("Page.captureScreenshot", json!({ "format": "png" })).await;
         let data = answer["data"].as_str().expect("a picture");
@@ -247,20 +248,20 @@ impl Page {
         fs::write(path, png).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
 
-    /// Gives the page another size, in CSS pixels.
+    /// Resizes the page, in CSS pixels.
     pub async fn resize(&self, width: u32, height: u32) {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500 });
         self.call("Emulation.setDeviceMetricsOverride", size).await;
     }
 
-    /// Tells the page what its reader prefers, as media features and their values; what was said before is forgotten.
+    /// Replaces the emulated media features.
     pub async fn prefer(&self, features: &[(&str, &str)]) {
         let features: Vec<Value> =
             features.iter().map(|(name, value)| json!({ "name": name, "value": value })).collect();
         self.call("Emulation.setEmulatedMedia", json!({ "features": features })).await;
     }
 
-    /// The processor's time that the page has spent on scripts, styles and layout.
+    /// Returns the thread time that the page has spent on scripts, styles and layout.
     pub async fn busy(&self) -> Duration {
         let answer = self.call("Performance.getMetrics", json!({})).await;
         let metrics = answer["metrics"].as_array().cloned().unwrap_or_default();
@@ -290,7 +291,7 @@ impl Page {
 
 const LOG: &str = "stderr";
 
-/// Where Chromium is.
+/// Returns the path of Chromium.
 fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let places = std::env::split_paths(&path);
@@ -298,15 +299,16 @@ fn find() -> Option<PathBuf> {
     places.flat_map(|place| names.map(|name| place.join(name))).find(|file| file.is_file())
 }
 
-/// A shell puts the pipes where Chromium looks for them: commands on 3, answers on 4.
+/// Starts Chromium through a shell, which maps the pipes to the expected descriptors: commands on 3,
+/// responses on 4.
 fn spawn(program: &Path, profile: &Path) -> Child {
     let log = fs::File::create(profile.join(LOG)).expect("a file for its log");
     Command::new("sh")
         .args(["-c", r#"exec "$0" "$@" 3<&0 4>&1 0</dev/null 1>&2"#])
         .arg(program)
-        // Tests often run as root, in containers that have no user namespaces either.
+        // Tests often run as root, in containers without user namespaces.
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"])
-        // It talks to nobody but the page.
+        // No requests except those of the page.
         .args([
             "--disable-background-networking",
             "--disable-component-update",
@@ -343,7 +345,7 @@ async fn read(output: ChildStdout, link: Arc<BrowserPipe>) {
         }
         message.clear();
     }
-    // Whoever waits for an answer learns that there will be none.
+    // Dropping the senders ends all pending calls with an error.
     lock(&link.commands).take();
     lock(&link.waiting).clear();
 }
@@ -374,7 +376,7 @@ impl BrowserPipe {
         if !sent {
             return Err("chromium has ended".to_owned());
         }
-        // A little more than those who wait in the page, so that they say what they waited for.
+        // Longer than the waits inside the page, so that those report their condition first.
         match timeout(BOUND * 2, answered).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err("chromium has ended".to_owned()),
@@ -404,9 +406,9 @@ impl BrowserPipe {
 /// Requests and errors of one page.
 #[derive(Debug, Default)]
 struct PageLog {
-    /// Where it should ask, and nowhere else.
+    /// The only origin that the page may request.
     origin: Option<String>,
-    /// What was asked for, by request.
+    /// Requested URLs by request id.
     requests: HashMap<String, String>,
     problems: Vec<String>,
 }
@@ -471,7 +473,7 @@ fn thrown(details: &Value) -> String {
     exception.as_str().or(details["text"].as_str()).unwrap_or("an exception without words").to_owned()
 }
 
-/// Scheme, host and port.
+/// Returns scheme, host and port of a URL.
 fn origin(url: &str) -> &str {
     let start = url.find("://").map_or(0, |at| at + 3);
     url[start..].find(['/', '?', '#']).map_or(url, |end| &url[..start + end])

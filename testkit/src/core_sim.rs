@@ -1,4 +1,4 @@
-//! A core, its virtual clock and its scripted backends.
+//! Simulated environment of a core: virtual clock and scripted backends.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use evenkeel_core::{
 };
 use serde_json::Value;
 
-/// A virtual world around one core.
+/// Simulated environment around one core.
 pub struct CoreSim {
     core: Core,
     registry: Registry,
@@ -39,12 +39,12 @@ pub struct CoreSim {
     published: usize,
 }
 
-/// Seconds.
+/// Returns a duration in seconds.
 pub fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// The subchannels that a pass had connected.
+/// Returns the subchannels that a pass connects.
 pub fn dialled(pass: &PassResult) -> Vec<SubchannelId> {
     let dialled = |effect: &LbEffect| match effect {
         LbEffect::Connect { id, .. } => Some(*id),
@@ -53,19 +53,19 @@ pub fn dialled(pass: &PassResult) -> Vec<SubchannelId> {
     pass.effects.iter().filter_map(dialled).collect()
 }
 
-/// A list of endpoints with one address each.
+/// Returns endpoints with one address each.
 pub fn endpoints<const N: usize>(addresses: [&str; N]) -> Endpoints {
     Endpoints::list(addresses.map(Endpoint::at))
 }
 
-/// A list of endpoints with one address and a weight each.
+/// Returns endpoints with one address and a weight each.
 pub fn weighted<const N: usize>(addresses: [(&str, u32); N]) -> Endpoints {
     Endpoints::list(addresses.map(|(address, weight)| Endpoint::at(address).with_weight(weight)))
 }
 
 impl CoreSim {
-    /// A world whose core has this `loadBalancingConfig` and these endpoints, after its first pass. Nothing answers
-    /// until the story says so.
+    /// Creates a core with this `loadBalancingConfig` and these endpoints, and runs the first pass. No
+    /// backend responds until the test scripts it.
     ///
     /// # Panics
     /// Panics if the config does not parse.
@@ -73,7 +73,7 @@ impl CoreSim {
         CoreSim::with(Core::builder(Rng::fixed(1)).build(), Registry::standard(), config, endpoints)
     }
 
-    /// The same with a core that measures.
+    /// Like [`CoreSim::new`], with a core that emits measurements.
     ///
     /// # Panics
     /// Panics if the config does not parse.
@@ -82,7 +82,7 @@ impl CoreSim {
         CoreSim::with(core, Registry::standard(), config, endpoints)
     }
 
-    /// The same with a core and a registry of the test's own.
+    /// Like [`CoreSim::new`], with the given core and registry.
     ///
     /// # Panics
     /// Panics if the config does not parse.
@@ -117,7 +117,7 @@ impl CoreSim {
         world
     }
 
-    /// Every backend answers at once, from now on and for those that are being dialled.
+    /// Makes every backend accept connections at once, including attempts in progress.
     #[must_use]
     pub fn all_up(mut self) -> CoreSim {
         self.all_up = true;
@@ -125,13 +125,13 @@ impl CoreSim {
         self
     }
 
-    /// Gives the core other endpoints.
+    /// Replaces the endpoints.
     pub fn endpoints(&mut self, endpoints: Endpoints) {
         self.endpoints = endpoints;
         self.send_update();
     }
 
-    /// Gives the core another config.
+    /// Replaces the config.
     ///
     /// # Panics
     /// Panics if the config does not parse.
@@ -140,7 +140,7 @@ impl CoreSim {
         self.send_update();
     }
 
-    /// Gives the core another config and other endpoints at once.
+    /// Replaces the config and the endpoints in one update.
     ///
     /// # Panics
     /// Panics if the config does not parse.
@@ -150,20 +150,20 @@ impl CoreSim {
         self.send_update();
     }
 
-    /// Gives the core another resolution note.
+    /// Replaces the resolution note.
     pub fn note(&mut self, note: &str) {
         self.note = Some(note.to_owned());
         self.send_update();
     }
 
-    /// Gives the core other clusters.
+    /// Replaces the clusters.
     pub fn clusters(&mut self, clusters: &ClusterMap) {
         self.clusters = Some(Arc::new(clusters.clone()));
         self.send_update();
     }
 
-    /// Gives the core a whole update as it is. Later steps that change a part start from what the world was given
-    /// before, not from this.
+    /// Passes a complete update to the core. Later partial changes start from the previous values, not from
+    /// this update.
     pub fn take(&mut self, update: LbUpdate) {
         self.core.update(update);
         self.settle();
@@ -183,14 +183,15 @@ impl CoreSim {
         self.settle();
     }
 
-    /// The backend at this address answers from now on; an attempt under way succeeds.
+    /// Makes the backend at this address accept connections. An attempt in progress succeeds.
     pub fn up(&mut self, address: &str) {
         self.down.remove(&address.into());
         self.up.insert(address.into());
         self.answer_pending();
     }
 
-    /// The backend at this address refuses from now on; its connection is lost, an attempt under way fails.
+    /// Makes the backend at this address refuse connections. Its connection is lost, and an attempt in
+    /// progress fails.
     pub fn down(&mut self, address: &str) {
         self.up.remove(&address.into());
         self.down.insert(address.into());
@@ -200,7 +201,7 @@ impl CoreSim {
         self.answer_pending();
     }
 
-    /// The attempt at this address succeeds.
+    /// Completes the connection attempt to this address.
     ///
     /// # Panics
     /// Panics if there is no subchannel for it.
@@ -209,7 +210,7 @@ impl CoreSim {
         self.handle(LbEvent::Connected(id));
     }
 
-    /// The attempt at this address fails with "ADDRESS refused".
+    /// Fails the connection attempt to this address with "ADDRESS refused".
     ///
     /// # Panics
     /// Panics if there is no subchannel for it.
@@ -218,7 +219,7 @@ impl CoreSim {
         self.handle(LbEvent::ConnectFailed(id, Status::unavailable(format!("{address} refused"))));
     }
 
-    /// The connection to this address is lost.
+    /// Disconnects this address.
     ///
     /// # Panics
     /// Panics if there is no subchannel for it.
@@ -227,7 +228,7 @@ impl CoreSim {
         self.handle(LbEvent::Disconnected(id, Status::unavailable(format!("{address} went away"))));
     }
 
-    /// An out-of-band load report comes from this address.
+    /// Delivers an out-of-band load report from this address.
     ///
     /// # Panics
     /// Panics if there is no subchannel for it.
@@ -236,14 +237,14 @@ impl CoreSim {
         self.handle(LbEvent::Load(id, report));
     }
 
-    /// Any event; then a pass. Answers whether the core took it as news.
+    /// Handles an event and runs a pass. Returns true if the core's state changed.
     pub fn handle(&mut self, event: LbEvent) -> bool {
         let news = self.core.handle(event, self.now);
         self.settle();
         news
     }
 
-    /// Lets virtual time go by, with a pass at every moment that the core asked for.
+    /// Advances virtual time, with a pass at each wake-up time of the core.
     pub fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         while let Some(at) = self.wake_at.filter(|at| *at <= end) {
@@ -254,64 +255,65 @@ impl CoreSim {
         self.settle();
     }
 
-    /// Lets virtual time jump without passes in between, as if the process had been asleep.
+    /// Advances virtual time in one step, as if the process had been suspended.
     pub fn sleep_through(&mut self, by: Duration) {
         self.now += by;
         self.settle();
     }
 
-    /// Sets the clock, backwards too, and runs a pass.
+    /// Sets the clock, also backwards, and runs a pass.
     pub fn set_clock(&mut self, now: Instant) {
         self.now = now;
         self.settle();
     }
 
-    /// The virtual time.
+    /// Returns the virtual time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// When the core wants its next pass.
+    /// Returns the time of the next pass that the core requested.
     pub fn wake_at(&self) -> Option<Instant> {
         self.wake_at
     }
 
-    /// The state that the core reports.
+    /// Returns the connectivity state of the core.
     pub fn state(&self) -> ConnectivityState {
         self.connectivity
     }
 
-    /// The state of the subchannel at this address, if there is one.
+    /// Returns the state of the subchannel at this address, if there is one.
     pub fn state_of(&self, address: &str) -> Option<ConnectivityState> {
         self.core.subchannel(self.find(address)?).map(evenkeel_core::Subchannel::connectivity)
     }
 
-    /// The addresses dialled since this was last asked.
+    /// Returns the addresses dialled since the previous call.
     pub fn dialled(&mut self) -> Vec<String> {
         std::mem::take(&mut self.dialled)
     }
 
-    /// The addresses closed since this was last asked.
+    /// Returns the addresses closed since the previous call.
     pub fn closed(&mut self) -> Vec<String> {
         std::mem::take(&mut self.closed)
     }
 
-    /// How often fresh addresses were asked for since this was last asked.
+    /// Returns the number of re-resolution requests since the previous call.
     pub fn reresolutions(&mut self) -> usize {
         std::mem::take(&mut self.reresolutions)
     }
 
-    /// The warnings since this was last asked.
+    /// Returns the warnings since the previous call.
     pub fn warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings)
     }
 
-    /// What was measured since this was last asked; nothing unless the core was built to measure ([`CoreSim::measuring`]).
+    /// Returns the measurements since the previous call. Only a measuring core emits them
+    /// ([`CoreSim::measuring`]).
     pub fn measurements(&mut self) -> Vec<Measurement> {
         std::mem::take(&mut self.measurements)
     }
 
-    /// Where the subchannel at this address stands, in the words of metrics.
+    /// Returns the metric labels of the subchannel at this address.
     ///
     /// # Panics
     /// Panics if there is no subchannel for it.
@@ -319,27 +321,27 @@ impl CoreSim {
         self.core.labels(self.id(address))
     }
 
-    /// How many pickers were published since this was last asked.
+    /// Returns the number of pickers published since the previous call.
     pub fn published(&mut self) -> usize {
         std::mem::take(&mut self.published)
     }
 
-    /// The out-of-band load watches in force, by address.
+    /// Returns the active out-of-band load watches, by address.
     pub fn watches(&self) -> &BTreeMap<String, Duration> {
         &self.watches
     }
 
-    /// Starts, changes and ends of load watches since this was last asked.
+    /// Returns the starts, changes and ends of load watches since the previous call.
     pub fn watch_log(&mut self) -> Vec<String> {
         std::mem::take(&mut self.watch_log)
     }
 
-    /// How many subchannels the core keeps.
+    /// Returns the number of subchannels.
     pub fn subchannel_count(&self) -> usize {
         self.core.subchannel_count()
     }
 
-    /// The tree as data.
+    /// Returns the policy tree.
     ///
     /// # Panics
     /// Panics if the core has no tree, which it has after its first update.
@@ -347,12 +349,12 @@ impl CoreSim {
         self.core.describe().expect("the world gave the core a config")
     }
 
-    /// The core.
+    /// Returns the core under test.
     pub fn core(&mut self) -> &mut Core {
         &mut self.core
     }
 
-    /// The picker in force.
+    /// Returns the current picker.
     ///
     /// # Panics
     /// Panics if none was published, which the first pass does.
@@ -360,29 +362,29 @@ impl CoreSim {
         self.picker.clone().expect("the first pass publishes a picker")
     }
 
-    /// One pick of a plain call.
+    /// Picks for a call without attributes.
     pub fn pick(&mut self) -> Picked {
         self.pick_with(|call| call)
     }
 
-    /// One pick of a call that the test completes. A queued call's wish to connect is passed on at once.
+    /// Picks for a call that `complete` fills in. A connect request of a queued call is delivered at once.
     pub fn pick_with(&mut self, complete: impl for<'a> FnOnce(PickArgs<'a>) -> PickArgs<'a>) -> Picked {
         let entropy = self.entropy();
         self.pick_call(&complete(PickArgs::new("/test.Service/Method", entropy)))
     }
 
-    /// One pick of a call that waits where others fail.
+    /// Picks for a wait-for-ready call.
     pub fn pick_waiting(&mut self) -> Picked {
         let entropy = self.entropy();
         self.pick_call(&PickArgs::new("/test.Service/Method", entropy).wait_for_ready())
     }
 
-    /// Fresh entropy for a call of the test's own.
+    /// Returns random bits for a call.
     pub fn entropy(&mut self) -> u64 {
         self.rng.next_u64()
     }
 
-    /// One pick of this call.
+    /// Picks for this call.
     pub fn pick_call(&mut self, call: &PickArgs<'_>) -> Picked {
         match self.picker().pick(call) {
             PickResult::Complete(id, trackers) => {
@@ -403,17 +405,18 @@ impl CoreSim {
         }
     }
 
-    /// The outcomes of `n` plain calls, each finished with OK before the next: addresses, `queue`, `fail`, `drop`.
+    /// Returns the outcomes of `n` sequential calls, each finished with OK: an address, `queue`, `fail` or
+    /// `drop`.
     pub fn picks(&mut self, n: usize) -> Vec<String> {
         (0..n).map(|_| self.pick().finish_ok()).collect()
     }
 
-    /// The picks of `n` calls as one string, for one-letter addresses.
+    /// Returns the outcomes of `n` calls as one string, for one-letter addresses.
     pub fn letters(&mut self, n: usize) -> String {
         self.picks(n).concat()
     }
 
-    /// How often each outcome came in `n` plain calls, each finished with OK before the next.
+    /// Returns the number of each outcome in `n` sequential calls, each finished with OK.
     pub fn shares(&mut self, n: usize) -> BTreeMap<String, usize> {
         let mut shares = BTreeMap::new();
         for outcome in self.picks(n) {
@@ -426,7 +429,7 @@ impl CoreSim {
         self.find(address).unwrap_or_else(|| panic!("there is no subchannel for {address}"))
     }
 
-    /// The subchannel at this address, if the core has dialled it.
+    /// Returns the subchannel at this address, if the core has dialled it.
     pub fn find(&self, address: &str) -> Option<SubchannelId> {
         let address = Address::from(address);
         self.known
@@ -435,7 +438,7 @@ impl CoreSim {
             .map(|(id, _)| *id)
     }
 
-    /// Passes until nothing is left to do now; then checks that a pass in which everybody looks again changes nothing.
+    /// Runs passes until the core is stable. Then asserts that a pass over all policies changes nothing.
     fn settle(&mut self) {
         while self.pass() || self.wake_at.is_some_and(|at| at <= self.now) {}
         let again = self.core.reconcile_all(self.now);
@@ -445,7 +448,8 @@ impl CoreSim {
         assert_eq!(again.wake_at, self.wake_at, "a second pass changed the next wake-up");
     }
 
-    /// One pass, its effects carried out. Answers whether a backend answered, so that another pass is due.
+    /// Runs a pass and performs its effects. Returns true if a backend responded, so that another pass is
+    /// due.
     fn pass(&mut self) -> bool {
         let pass = self.core.reconcile(self.now);
         if let Some(picker) = pass.picker {
@@ -514,30 +518,30 @@ impl CoreSim {
     }
 }
 
-/// What a call was told. Dropping it is what dropping the call would be.
+/// Result of a pick. Dropping it drops the call.
 #[derive(Debug)]
 pub enum Picked {
-    /// To send it to this address.
+    /// The call is sent to this address.
     To {
-        /// The address.
+        /// Address of the endpoint.
         address: String,
-        /// The subchannel.
+        /// Id of the subchannel.
         id: SubchannelId,
-        /// Those who want to know how it ended.
+        /// Trackers of the call's outcome.
         trackers: CallTrackers,
-        /// When it was picked.
+        /// Time of the pick.
         now: Instant,
     },
-    /// To wait.
+    /// The call is queued.
     Queued,
-    /// To fail, unless it waits for ready.
+    /// The call fails, unless it is wait-for-ready.
     Failed(Status),
-    /// To fail in any case.
+    /// The call fails in any case.
     Dropped(Status),
 }
 
 impl Picked {
-    /// The outcome in one word: the address, `queue`, `fail` or `drop`.
+    /// Returns the outcome as one word: the address, `queue`, `fail` or `drop`.
     pub fn outcome(&self) -> String {
         match self {
             Picked::To { address, .. } => address.clone(),
@@ -547,7 +551,7 @@ impl Picked {
         }
     }
 
-    /// The status, if it failed or was dropped.
+    /// Returns the status, if the call failed or was dropped.
     pub fn status(&self) -> Option<&Status> {
         match self {
             Picked::Failed(status) | Picked::Dropped(status) => Some(status),
@@ -555,12 +559,12 @@ impl Picked {
         }
     }
 
-    /// Finishes the call with OK and answers its outcome.
+    /// Finishes the call with OK and returns its outcome.
     pub fn finish_ok(self) -> String {
         self.finish(Code::Ok, None)
     }
 
-    /// Finishes the call with a code and perhaps a load report, and answers its outcome.
+    /// Finishes the call with a code and an optional load report, and returns its outcome.
     pub fn finish(self, code: Code, load: Option<&LoadReport>) -> String {
         let outcome = self.outcome();
         if let Picked::To { trackers, now, .. } = self {
@@ -569,7 +573,7 @@ impl Picked {
         outcome
     }
 
-    /// Ends the call before anything of it was sent.
+    /// Ends the call before any of it was sent.
     pub fn unsent(self) {
         if let Picked::To { trackers, .. } = self {
             trackers.finish(&CallOutcome::Unsent);

@@ -1,9 +1,9 @@
-//! The virtual world that evenkeel's tests run in.
+//! Simulated environment for evenkeel's tests.
 //!
-//! [`CoreSim`] drives a [`Core`](evenkeel_core::Core) as a channel would, on virtual time: it carries out effects against
-//! scripted backends, keeps the picker that was published last, and holds every policy to the rule that a pass with
-//! nothing new changes nothing. A test is a story: what happens, and what is dialled, picked and reported.
-//! [`Counting`] counts allocations, [`Log`] keeps what is logged. [`resources`] makes what a control plane would send.
+//! [`CoreSim`] drives a [`Core`](evenkeel_core::Core) as a channel would, on virtual time. It performs
+//! effects against scripted backends and keeps the latest picker. After each step it asserts that a further
+//! pass changes nothing. [`Counting`] counts allocations, [`Log`] records log lines, and [`resources`] builds
+//! xDS resources.
 
 mod alloc;
 #[cfg(feature = "browser")]

@@ -1,4 +1,4 @@
-//! What the code under test logs.
+//! Recorder of log lines.
 
 use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,26 +6,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
 
-/// A subscriber that keeps what our crates log, as lines of level, message and fields:
-/// `ERROR it broke address=127.0.0.1:1`. Clones keep the same lines.
+/// Subscriber that records the events of our crates, as lines of level, message and fields: `ERROR it broke
+/// address=127.0.0.1:1`. Clones share the lines.
 ///
-/// It is for `tracing::subscriber::with_default`, which is about one thread: what tasks log is seen if they run on it.
+/// It is meant for `tracing::subscriber::with_default`, which covers one thread: events of tasks are recorded
+/// only if they run on that thread.
 #[derive(Clone, Debug, Default)]
 pub struct Log(Arc<Mutex<Vec<String>>>);
 
 impl Log {
-    /// What was logged so far.
+    /// Returns all lines so far.
     pub fn lines(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Those of this level, such as `ERROR`.
+    /// Returns the lines of this level, such as `ERROR`.
     pub fn at(&self, level: &str) -> Vec<String> {
         self.lines().into_iter().filter(|line| line.split(' ').next() == Some(level)).collect()
     }
 }
 
-/// One event as a line.
+/// One event, formatted as a line.
 struct Line {
     message: String,
     fields: String,
@@ -33,7 +34,7 @@ struct Line {
 
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Writing to a string does not fail.
+        // Writing to a `String` cannot fail.
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
             name => write!(self.fields, " {name}={value:?}"),

@@ -1,4 +1,4 @@
-//! Resources as a control plane would send them: small, valid, and changed by the test that needs them otherwise.
+//! Builders of small, valid xDS resources, which tests modify as needed.
 
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::{
@@ -30,18 +30,18 @@ use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager
 use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::Any;
 
-/// A message in an `Any`.
+/// Packs a message into an `Any`.
 pub fn any<M: Name>(message: &M) -> Any {
     Any { type_url: M::type_url(), value: message.encode_to_vec() }
 }
 
-/// "From the stream that this came on."
+/// Returns a config source for the ADS stream.
 pub fn ads() -> ConfigSource {
     let source = ConfigSourceSpecifier::Ads(AggregatedConfigSource {});
     ConfigSource { config_source_specifier: Some(source), ..ConfigSource::default() }
 }
 
-/// An API listener over a connection manager.
+/// Returns an API listener with a connection manager.
 pub fn listener(name: &str, manager: &HttpConnectionManager) -> Listener {
     Listener {
         name: name.to_owned(),
@@ -50,7 +50,7 @@ pub fn listener(name: &str, manager: &HttpConnectionManager) -> Listener {
     }
 }
 
-/// A connection manager with these routes and the router as its only filter.
+/// Returns a connection manager with these routes and the router as its only filter.
 pub fn manager(routes: RouteSpecifier) -> HttpConnectionManager {
     HttpConnectionManager {
         http_filters: vec![filter("router", any(&Router::default()))],
@@ -59,7 +59,7 @@ pub fn manager(routes: RouteSpecifier) -> HttpConnectionManager {
     }
 }
 
-/// An HTTP filter.
+/// Returns an HTTP filter.
 pub fn filter(name: &str, config: Any) -> HttpFilter {
     HttpFilter {
         name: name.to_owned(),
@@ -68,18 +68,18 @@ pub fn filter(name: &str, config: Any) -> HttpFilter {
     }
 }
 
-/// A listener whose routes are the route configuration called `rds`.
+/// Returns a listener that refers to the route configuration `rds`.
 pub fn listener_with_rds(name: &str, rds: &str) -> Listener {
     let rds = Rds { route_config_name: rds.to_owned(), config_source: Some(ads()) };
     listener(name, &manager(RouteSpecifier::Rds(rds)))
 }
 
-/// A listener with its routes inside.
+/// Returns a listener with inline routes.
 pub fn listener_with_routes(name: &str, routes: RouteConfiguration) -> Listener {
     listener(name, &manager(RouteSpecifier::RouteConfig(routes)))
 }
 
-/// Routes every call for any authority to one cluster.
+/// Returns a route configuration that sends all calls to one cluster.
 pub fn route_config(name: &str, cluster: &str) -> RouteConfiguration {
     RouteConfiguration {
         name: name.to_owned(),
@@ -88,7 +88,7 @@ pub fn route_config(name: &str, cluster: &str) -> RouteConfiguration {
     }
 }
 
-/// A virtual host for one domain.
+/// Returns a virtual host for one domain.
 pub fn virtual_host(domain: &str, routes: Vec<Route>) -> VirtualHost {
     VirtualHost {
         name: format!("host {domain}"),
@@ -98,7 +98,7 @@ pub fn virtual_host(domain: &str, routes: Vec<Route>) -> VirtualHost {
     }
 }
 
-/// A route from a path prefix to a cluster.
+/// Returns a route from a path prefix to a cluster.
 pub fn route(prefix: &str, cluster: &str) -> Route {
     let action = RouteAction {
         cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_owned())),
@@ -114,7 +114,7 @@ pub fn route(prefix: &str, cluster: &str) -> Route {
     }
 }
 
-/// A cluster whose endpoints come from the same stream, under its own name.
+/// Returns an EDS cluster with its own name as service name.
 pub fn cluster(name: &str) -> Cluster {
     Cluster {
         name: name.to_owned(),
@@ -124,7 +124,7 @@ pub fn cluster(name: &str) -> Cluster {
     }
 }
 
-/// A cluster whose endpoints are the addresses of a DNS name.
+/// Returns a LOGICAL_DNS cluster.
 pub fn dns_cluster(name: &str, host: &str, port: u16) -> Cluster {
     let locality =
         LocalityLbEndpoints { lb_endpoints: vec![endpoint(host, port)], ..LocalityLbEndpoints::default() };
@@ -139,7 +139,7 @@ pub fn dns_cluster(name: &str, host: &str, port: u16) -> Cluster {
     }
 }
 
-/// A cluster made of others.
+/// Returns an aggregate cluster.
 pub fn aggregate_cluster(name: &str, members: &[&str]) -> Cluster {
     let config = ClusterConfig { clusters: members.iter().map(|member| (*member).to_owned()).collect() };
     let kind =
@@ -151,7 +151,7 @@ pub fn aggregate_cluster(name: &str, members: &[&str]) -> Cluster {
     }
 }
 
-/// Endpoints in one locality of weight 1, given as `ip:port`.
+/// Returns endpoints, given as `ip:port`, in one locality of weight 1.
 pub fn load_assignment(cluster: &str, addresses: &[&str]) -> ClusterLoadAssignment {
     let locality = locality("local", 1, 0, addresses);
     ClusterLoadAssignment {
@@ -161,7 +161,7 @@ pub fn load_assignment(cluster: &str, addresses: &[&str]) -> ClusterLoadAssignme
     }
 }
 
-/// The same, with weights for the endpoints of its first locality, in their order.
+/// Sets the weights of the endpoints in the first locality, in order.
 pub fn weighted(
     mut assignment: ClusterLoadAssignment,
     weights: impl IntoIterator<Item = u32>,
@@ -173,7 +173,7 @@ pub fn weighted(
     assignment
 }
 
-/// A locality with its weight, priority and endpoints.
+/// Returns a locality with its weight, priority and endpoints.
 pub fn locality(zone: &str, weight: u32, priority: u32, addresses: &[&str]) -> LocalityLbEndpoints {
     let endpoints = addresses.iter().map(|address| {
         let (ip, port) = address.rsplit_once(':').expect("an address with a port");
@@ -188,13 +188,13 @@ pub fn locality(zone: &str, weight: u32, priority: u32, addresses: &[&str]) -> L
     }
 }
 
-/// One endpoint.
+/// Returns an endpoint at this host and port.
 pub fn endpoint(host: &str, port: u16) -> LbEndpoint {
     let endpoint = Endpoint { address: Some(address(host, port)), ..Endpoint::default() };
     LbEndpoint { host_identifier: Some(HostIdentifier::Endpoint(endpoint)), ..LbEndpoint::default() }
 }
 
-/// A socket address.
+/// Returns a socket address.
 pub fn address(host: &str, port: u16) -> Address {
     let socket = SocketAddress {
         address: host.to_owned(),

@@ -1,7 +1,7 @@
-//! A backend: a tonic server of the echo service that can be killed, drained, restarted and told to misbehave.
+//! Backend: a tonic server of the echo service that can be killed, drained, restarted and made to misbehave.
 //!
-//! It counts what it sees. A call counts from its headers until its answer is written or the call is gone, whatever kind
-//! it is; connections count from accept to close. Counters outlive restarts.
+//! It counts calls and connections. A call counts from its headers until its response is written or the call
+//! is cancelled. A connection counts from accept to close. Counters survive restarts.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
@@ -35,7 +35,7 @@ use super::host::{Both, Host, Served};
 use super::orca::open_rca_service_server::{OpenRcaService, OpenRcaServiceServer};
 use super::{Tls, wait_until};
 
-/// A real server on a real port. It dies when dropped.
+/// Server on a real port. It is killed on drop.
 pub struct Backend {
     host: Host,
     state: Arc<State>,
@@ -43,42 +43,42 @@ pub struct Backend {
     around: Option<Box<RouteWrapper>>,
 }
 
-/// What a test puts around the echo service.
+/// Wrapper that a test puts around the echo service.
 type RouteWrapper = dyn Fn(Routes) -> Routes + Send + Sync;
 
 impl Backend {
-    /// A backend on a free port of 127.0.0.1, named after its address.
+    /// Starts a backend on a free port of 127.0.0.1. Its name is its address.
     pub async fn start() -> Backend {
         Backend::builder().start().await
     }
 
-    /// For a backend with a name, an address, limits or TLS.
+    /// Returns a builder for a backend with a name, an address, limits or TLS.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Where it listens. It stays the same over restarts, and nobody else gets it.
+    /// Returns the listening address. It is reserved for this backend, also while it is down.
     pub fn address(&self) -> SocketAddr {
         self.host.address()
     }
 
-    /// What it calls itself in answers.
+    /// Returns the name that responses contain.
     pub fn name(&self) -> &str {
         &self.state.name
     }
 
-    /// Dies at once: connections are reset, calls under way are gone, and who dials is refused.
+    /// Stops at once: connections are reset, active calls are lost, and new connections are refused.
     pub fn kill(&self) {
         self.host.kill();
     }
 
-    /// Leaves politely: takes no more connections, sends GOAWAY, and finishes what is under way. Returns when the last
-    /// connection has closed; a kill cuts it short.
+    /// Shuts down gracefully: stops accepting, sends GOAWAY and finishes active calls. Returns when the last
+    /// connection has closed, or on a kill.
     pub async fn drain(&self) {
         self.host.drain().await;
     }
 
-    /// Serves again on the same address, after a kill or a drain. Counters and knobs are as they were.
+    /// Serves again at the same address after a kill or a drain. Counters and settings are unchanged.
     pub async fn restart(&self) {
         let server = Server::builder().max_concurrent_streams(self.max_concurrent_streams);
         let echo = EchoServer::new(EchoService { state: Arc::clone(&self.state) });
@@ -94,49 +94,49 @@ impl Backend {
         }
     }
 
-    /// Calls that came.
+    /// Returns the number of calls received.
     pub fn calls(&self) -> usize {
         self.state.started.load(Ordering::SeqCst)
     }
 
-    /// Calls that ended: answered, failed, cancelled or killed.
+    /// Returns the number of calls that ended: completed, failed, cancelled or killed.
     pub fn finished(&self) -> usize {
         self.state.finished.load(Ordering::SeqCst)
     }
 
-    /// Calls that came and did not end.
+    /// Returns the number of active calls.
     pub fn in_flight(&self) -> usize {
-        // In this order: a call that ends between the two cannot make the difference negative.
+        // Read `finished` first: a call that ends in between must not make the difference negative.
         let finished = self.finished();
         self.calls() - finished
     }
 
-    /// Connections that were accepted.
+    /// Returns the number of connections accepted.
     pub fn connections(&self) -> usize {
         self.host.accepted()
     }
 
-    /// Connections that are open.
+    /// Returns the number of open connections.
     pub fn open_connections(&self) -> usize {
         self.host.open()
     }
 
-    /// Streams of load reports that were opened. They are no calls.
+    /// Returns the number of load report streams opened. They do not count as calls.
     pub fn load_streams(&self) -> usize {
         self.state.load_streams.load(Ordering::SeqCst)
     }
 
-    /// Those of them that are open.
+    /// Returns the number of open load report streams.
     pub fn open_load_streams(&self) -> usize {
         self.state.open_load_streams.load(Ordering::SeqCst)
     }
 
-    /// How often reports were asked for, in the last stream of load reports.
+    /// Returns the report interval that the latest load report stream requested.
     pub fn load_interval(&self) -> Option<Duration> {
         self.state.knobs.borrow().load_interval
     }
 
-    /// Waits until the counters are as the test wants them. Panics if that takes longer than anything takes.
+    /// Waits until the counters satisfy the condition. Panics after 30 seconds.
     pub async fn wait_until(&self, condition: impl Fn(&Backend) -> bool) {
         let condition = || condition(self).then_some(());
         let counters = || {
@@ -152,40 +152,40 @@ impl Backend {
         wait_until(&self.state.changed, condition, counters).await;
     }
 
-    /// Every call waits this long before anything else happens to it.
+    /// Delays every call before any processing.
     pub fn set_delay(&self, delay: Duration) {
         self.state.knobs.send_modify(|knobs| knobs.delay = delay);
     }
 
-    /// Every call fails with this code, or is answered again.
+    /// Makes every call fail with this code, or succeed again.
     pub fn fail_with(&self, code: Option<Code>) {
         self.state.knobs.send_modify(|knobs| knobs.fail_with = code);
     }
 
-    /// Every answer carries this load report in its trailers (`endpoint-load-metrics-bin`), and streams of load reports
-    /// report it. Without one, such streams are UNIMPLEMENTED.
+    /// Sets the load report in the trailers of every response (`endpoint-load-metrics-bin`) and in load
+    /// report streams. Without one, such streams are UNIMPLEMENTED.
     pub fn set_load(&self, load: Option<OrcaLoadReport>) {
         let trailer = load.as_ref().map(Message::encode_to_vec);
         self.state.knobs.send_modify(|knobs| (knobs.load, knobs.trailer) = (load, trailer));
     }
 
-    /// Every answer carries these bytes where a load report is expected.
+    /// Sets raw bytes in place of the load report trailer.
     pub fn set_load_trailer(&self, bytes: Option<Vec<u8>>) {
         self.state.knobs.send_modify(|knobs| knobs.trailer = bytes);
     }
 
-    /// Calls that come from here on wait, before anything else happens to them, until [`resume`](Backend::resume).
+    /// Holds calls that arrive from here on, before any processing, until [`resume`](Backend::resume).
     pub fn pause(&self) {
         self.state.knobs.send_modify(|knobs| knobs.paused = true);
     }
 
-    /// Calls go on.
+    /// Releases the held calls.
     pub fn resume(&self) {
         self.state.knobs.send_modify(|knobs| knobs.paused = false);
     }
 }
 
-/// What a backend is to be.
+/// Builder of a [`Backend`].
 #[derive(Default)]
 pub struct Builder {
     name: Option<String>,
@@ -196,29 +196,29 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// What it calls itself in answers.
+    /// Sets the name that responses contain.
     #[must_use]
     pub fn name(mut self, name: &str) -> Builder {
         self.name = Some(name.to_owned());
         self
     }
 
-    /// Where it listens, such as 127.0.0.7:0.
+    /// Sets the listening address, such as 127.0.0.7:0.
     #[must_use]
     pub fn at(mut self, address: SocketAddr) -> Builder {
         self.at = Some(address);
         self
     }
 
-    /// SETTINGS_MAX_CONCURRENT_STREAMS.
+    /// Sets SETTINGS_MAX_CONCURRENT_STREAMS.
     #[must_use]
     pub fn max_concurrent_streams(mut self, limit: u32) -> Builder {
         self.max_concurrent_streams = Some(limit);
         self
     }
 
-    /// Serves what `around` makes of the echo service, such as that and others behind a layer. It is asked at each
-    /// start. [`set_load`](Backend::set_load) then has no effect out of band: who wants reports adds the service.
+    /// Wraps the echo service, for example with further services behind a layer. `around` runs at each start.
+    /// [`set_load`](Backend::set_load) then has no effect out of band, unless the wrapper adds the service.
     #[must_use]
     pub fn around(mut self, around: impl Fn(Routes) -> Routes + Send + Sync + 'static) -> Builder {
         self.around = Some(Box::new(around));
@@ -232,7 +232,7 @@ impl Builder {
         self
     }
 
-    /// Serves from here on. Panics if it cannot.
+    /// Starts the backend. Panics if it cannot.
     pub async fn start(self) -> Backend {
         let at = self.at.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let changed = Arc::new(Notify::new());
@@ -280,7 +280,7 @@ struct BackendControls {
     paused: bool,
 }
 
-/// A call from its headers to the end of its answer.
+/// Call from its headers to the end of its response.
 struct Call(Arc<State>);
 
 impl Call {
@@ -290,10 +290,10 @@ impl Call {
         Call(Arc::clone(state))
     }
 
-    /// What the knobs do to a call before its service sees it.
+    /// Applies pause, delay and failure before the service sees the call.
     async fn admit(&self) -> Result<(), Status> {
         let mut knobs = self.0.knobs.subscribe();
-        // The sender lives as long as the call.
+        // Cannot fail: the sender lives as long as the call.
         let _ = knobs.wait_for(|knobs| !knobs.paused).await;
         let delay = self.0.knobs.borrow().delay;
         sleep(delay).await;
@@ -319,7 +319,7 @@ impl Drop for Call {
     }
 }
 
-/// A service whose calls are counted and obey the knobs.
+/// Service wrapper that counts calls and applies the settings.
 #[derive(Clone)]
 struct Observed<S> {
     inner: S,
@@ -343,7 +343,7 @@ impl<S: Served> Service<http::Request<Body>> for Observed<S> {
         let call = Call::new(&self.state);
         let mut inner = self.inner.clone();
         Box::pin(async move {
-            // The service is not shown the URI.
+            // tonic does not pass the URI to the service.
             if let Some(scheme) = request.uri().scheme().cloned() {
                 request.extensions_mut().insert(scheme);
             }
@@ -354,7 +354,7 @@ impl<S: Served> Service<http::Request<Body>> for Observed<S> {
                 Ok(()) => inner.call(request).await?,
                 Err(status) => status.into_http(),
             };
-            // An answer without messages has its trailers in front.
+            // A trailers-only response has its status in the headers.
             if response.headers().contains_key("grpc-status") {
                 call.add_load(response.headers_mut());
             }
@@ -363,7 +363,7 @@ impl<S: Served> Service<http::Request<Body>> for Observed<S> {
     }
 }
 
-/// The body of an answer. The call lives as long as it does.
+/// Response body. The call is active until the body is dropped.
 struct ResponseBody {
     body: Body,
     call: Call,
@@ -473,7 +473,7 @@ impl EchoService {
     }
 }
 
-/// An answer that lacks its payload.
+/// Response without its payload.
 #[derive(Clone)]
 struct Echoed(EchoResponse);
 
@@ -488,7 +488,7 @@ impl Echoed {
     }
 }
 
-/// A sleep of no time would still wait for the timer's next tick.
+/// Sleeps. A zero duration returns at once, since a timer would wait for its next tick.
 async fn sleep(duration: Duration) {
     if !duration.is_zero() {
         tokio::time::sleep(duration).await;
@@ -506,7 +506,7 @@ struct LoadService {
     state: Arc<State>,
 }
 
-/// A stream of load reports from its beginning to its end.
+/// Counts a load report stream as open until dropped.
 struct OpenLoadStream(Arc<State>);
 
 impl OpenLoadStream {

@@ -1,7 +1,7 @@
-//! Certificates made in the test, and the server side of TLS that goes with them.
+//! Certificates generated in the test, and the matching TLS server config.
 //!
-//! Everything is PEM text, as users have it in files. The cryptography is ring's, named at every use: a test must not
-//! install a provider for the whole process, and so must not depend on one.
+//! Everything is PEM text. The crypto provider is ring, passed explicitly: a test must neither install nor
+//! depend on a process-wide provider.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
-/// An authority that signs certificates.
+/// Certificate authority.
 pub struct Ca(CertifiedIssuer<'static, KeyPair>);
 
 impl Ca {
-    /// A new authority with a key of its own: two of the same name do not trust each other.
+    /// Creates a CA with its own key. Two CAs of the same name do not trust each other.
     pub fn new(name: &str) -> Self {
         let mut params = named(name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -28,23 +28,23 @@ impl Ca {
         Self(CertifiedIssuer::self_signed(params, key()).expect("ring signs with a key it has made"))
     }
 
-    /// The authority's own certificate, for those who shall trust it.
+    /// Returns the CA's own certificate.
     pub fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// A server's certificate for these names: addresses, URIs (anything with `://`, as in SPIFFE), e-mail addresses
-    /// (anything with `@`) and DNS names. No names, and it has no SAN at all.
+    /// Issues a server certificate for these names: IP addresses, URIs (with `://`, as in SPIFFE), e-mail
+    /// addresses (with `@`) and DNS names. Without names it has no SAN.
     pub fn issue(&self, names: &[&str]) -> Cert {
         self.sign(&params(names, ExtendedKeyUsagePurpose::ServerAuth))
     }
 
-    /// A client's certificate for these names, no use as a server's.
+    /// Issues a client certificate for these names. It is not valid for servers.
     pub fn issue_client(&self, names: &[&str]) -> Cert {
         self.sign(&params(names, ExtendedKeyUsagePurpose::ClientAuth))
     }
 
-    /// A server's certificate that ended years ago.
+    /// Issues a server certificate that expired years ago.
     pub fn issue_expired(&self, names: &[&str]) -> Cert {
         let mut params = params(names, ExtendedKeyUsagePurpose::ServerAuth);
         params.not_before = date_time_ymd(2020, 1, 1);
@@ -59,17 +59,17 @@ impl Ca {
     }
 }
 
-/// A certificate and its private key.
+/// Certificate and its private key.
 #[derive(Clone)]
 pub struct Cert {
-    /// The certificate.
+    /// Certificate in PEM.
     pub pem: String,
-    /// Its key, in PKCS #8.
+    /// Private key in PKCS #8.
     pub key_pem: String,
 }
 
-/// A server that shows this certificate and speaks HTTP/2 only. With `client_ca`, a PEM text of authorities, clients
-/// must show a certificate that one of them signed.
+/// Returns the config of an HTTP/2-only server with this certificate. With `client_ca`, a PEM text of CAs,
+/// clients must present a certificate of one of them.
 pub fn server_config(cert: &Cert, client_ca: Option<&str>) -> ServerConfig {
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
@@ -88,12 +88,12 @@ pub fn server_config(cert: &Cert, client_ca: Option<&str>) -> ServerConfig {
     config
 }
 
-/// Ring, as rustls wants it.
+/// Returns the ring provider.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// The authorities of a PEM text.
+/// Returns the CAs of a PEM text.
 pub fn roots(pem: &str) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     for authority in chain(pem) {
@@ -102,12 +102,12 @@ pub fn roots(pem: &str) -> RootCertStore {
     roots
 }
 
-/// The certificates of a PEM text, in its order.
+/// Returns the certificates of a PEM text, in order.
 pub fn chain(pem: &str) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem.as_bytes()).map(|cert| cert.expect("a PEM text")).collect()
 }
 
-/// The private key of a PEM text.
+/// Returns the private key of a PEM text.
 pub fn private_key(pem: &str) -> PrivateKeyDer<'static> {
     PrivateKeyDer::from_pem_slice(pem.as_bytes()).expect("a PEM text with a key")
 }

@@ -1,13 +1,13 @@
-//! HTTP/2 servers without an HTTP/2 library, for what a sound server never does.
+//! HTTP/2 servers without an HTTP/2 library, for behaviour that a conforming server never shows.
 //!
-//! [`Peer`] is played by hand: a test takes one connection, sees each frame and writes any frame, at any time, allowed
-//! or not. [`serve`] answers by a closure, for many calls on many connections: one listener stands for every
-//! address of 127.0.0.0/8, and so for thousands of endpoints. [`MemoryServers`] answer in the same way without a socket, for
-//! tests that pause time.
+//! [`Peer`] is manual: a test accepts one connection, sees each frame and writes any frame, valid or not.
+//! [`serve`] responds by a closure, for many calls on many connections: one listener covers every address of
+//! 127.0.0.0/8, and so thousands of endpoints. [`MemoryServers`] do the same without a socket, for tests with
+//! paused time.
 //!
-//! Requests are put together from their frames; their headers stay as they came, in HPACK, since reading them needs
-//! tables and nothing here needs the headers. Written headers are literals that touch no table. A [`Conn`] writes
-//! what it is told and minds no window; [`serve`] minds the connection's.
+//! Requests are assembled from their frames. Their header blocks stay in HPACK, since no test needs the
+//! fields. Written header blocks are literals without indexing. A [`Conn`] ignores flow-control windows;
+//! [`serve`] respects that of the connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
@@ -26,7 +26,7 @@ mod serve;
 
 pub use serve::{Answer, Call, MemoryServers, Served, serve};
 
-/// Types of frames (RFC 9113, section 6).
+/// Frame types (RFC 9113, section 6).
 pub mod kind {
     #![allow(missing_docs, reason = "the RFC's names")]
     pub const DATA: u8 = 0;
@@ -41,7 +41,7 @@ pub mod kind {
     pub const CONTINUATION: u8 = 9;
 }
 
-/// Flags of frames. What a bit means depends on the frame's type.
+/// Frame flags. The meaning of a bit depends on the frame type.
 pub mod flag {
     #![allow(missing_docs, reason = "the RFC's names")]
     pub const ACK: u8 = 0x1;
@@ -65,7 +65,7 @@ pub mod code {
     pub const ENHANCE_YOUR_CALM: u32 = 11;
 }
 
-/// Ids of settings (RFC 9113, section 6.5.2).
+/// Setting identifiers (RFC 9113, section 6.5.2).
 pub mod setting {
     #![allow(missing_docs, reason = "the RFC's names")]
     pub const HEADER_TABLE_SIZE: u16 = 1;
@@ -77,25 +77,25 @@ pub mod setting {
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEAD: usize = 9;
-/// The largest payload, and the window, that nobody has to announce.
+/// Default maximum frame size and default initial window.
 const MAX_FRAME: usize = 16_384;
 const WINDOW: u32 = 65_535;
 
-/// One frame, as it is on the wire.
+/// One frame, as on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// One of [`kind`], or any other.
+    /// Frame type: one of [`kind`], or any other.
     pub kind: u8,
     /// Bits of [`flag`].
     pub flags: u8,
-    /// The stream, 0 for the connection.
+    /// Stream id; 0 for the connection.
     pub stream: u32,
-    /// What follows the frame's head, padding included.
+    /// Payload, including padding.
     pub payload: Bytes,
 }
 
 impl Frame {
-    /// A frame of these parts. Nothing is checked: it may be a bad one.
+    /// Creates a frame without any validation.
     pub fn new(kind: u8, flags: u8, stream: u32, payload: impl Into<Bytes>) -> Self {
         Self { kind, flags, stream, payload: payload.into() }
     }
@@ -104,12 +104,12 @@ impl Frame {
         self.flags & flag != 0
     }
 
-    /// The number at the start of the payload.
+    /// Returns the 32-bit number at the start of the payload.
     fn number(&self) -> u32 {
         self.payload.clone().try_get_u32().unwrap_or_default()
     }
 
-    /// The payload of DATA or HEADERS without padding and priority; `None` if they do not fit in it.
+    /// Returns the payload of DATA or HEADERS without padding and priority; `None` if malformed.
     fn content(&self) -> Option<&[u8]> {
         let mut content = &self.payload[..];
         if self.has(flag::PADDED) {
@@ -122,7 +122,7 @@ impl Frame {
         Some(content)
     }
 
-    /// Takes the first frame off what was read, if it is there in full.
+    /// Removes the first frame from the input, if it is complete.
     fn decode(inbox: &mut BytesMut) -> Option<Self> {
         let mut head = inbox.get(..FRAME_HEAD)?;
         let length = usize::try_from(head.get_uint(3)).ok()?;
@@ -135,7 +135,7 @@ impl Frame {
     }
 }
 
-/// A header block of these fields, each a literal that is not indexed (RFC 7541, section 6.2.2).
+/// Encodes a header block of literals without indexing (RFC 7541, section 6.2.2).
 pub fn block(fields: &[(impl AsRef<[u8]>, impl AsRef<[u8]>)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
@@ -148,7 +148,7 @@ pub fn block(fields: &[(impl AsRef<[u8]>, impl AsRef<[u8]>)]) -> Vec<u8> {
     block
 }
 
-/// A number with a prefix of seven bits (RFC 7541, section 5.1); the eighth says that no Huffman code follows.
+/// Encodes an integer with a 7-bit prefix (RFC 7541, section 5.1). The eighth bit is 0: no Huffman coding.
 fn put_length(out: &mut Vec<u8>, length: usize) {
     if length < 127 {
         out.push(length as u8);
@@ -171,7 +171,7 @@ fn put(out: &mut BytesMut, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
     out.put_slice(payload);
 }
 
-/// HEADERS, and CONTINUATION as far as it takes.
+/// Writes HEADERS, followed by as many CONTINUATION frames as needed.
 fn put_block(out: &mut BytesMut, stream: u32, end: u8, block: &[u8]) {
     let mut parts = block.chunks(MAX_FRAME).peekable();
     let (mut kind, mut flags) = (kind::HEADERS, end);
@@ -191,7 +191,7 @@ fn put_headers(out: &mut BytesMut, stream: u32, more: &[(&str, &str)]) {
 
 const RESPONSE: [(&str, &str); 2] = [(":status", "200"), ("content-type", "application/grpc")];
 
-/// One gRPC message, neither compressed nor the last frame of its stream.
+/// Writes one uncompressed gRPC message, without END_STREAM.
 fn put_message(out: &mut BytesMut, stream: u32, message: &[u8]) {
     let mut body = Vec::with_capacity(message.len() + 5);
     body.put_u8(0);
@@ -221,47 +221,48 @@ fn put_settings(out: &mut BytesMut, settings: &[(u16, u32)]) {
     put(out, kind::SETTINGS, 0, 0, &payload);
 }
 
-/// A request whose stream the client has ended.
+/// Request whose stream the client has half-closed.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// Its stream.
+    /// Stream id of the request.
     pub stream: u32,
-    /// Its header block, in HPACK.
+    /// Header block, in HPACK.
     pub headers: Vec<u8>,
-    /// What its DATA frames carried.
+    /// Concatenated DATA payloads.
     pub body: Vec<u8>,
 }
 
 impl Request {
-    /// The body without the head of its first gRPC message: the message, if there is one only.
+    /// Returns the body without the prefix of its first gRPC message. For a single message that is the
+    /// message.
     pub fn message(&self) -> &[u8] {
         self.body.get(5..).unwrap_or_default()
     }
 }
 
-/// What one side of a connection knows, without the socket.
+/// Protocol state of one connection, without the socket.
 #[derive(Default)]
 struct Session {
     inbox: BytesMut,
     outbox: BytesMut,
     mute_pings: bool,
-    /// The client's SETTINGS came.
+    /// True once the client's SETTINGS have arrived.
     greeted: bool,
     open: HashMap<u32, Request>,
-    /// The stream whose header block goes on, and whether its HEADERS ended it.
+    /// Stream with an incomplete header block, and the END_STREAM flag of its HEADERS.
     unfinished: Option<(u32, bool)>,
     requests: VecDeque<Request>,
     resets: Vec<(u32, u32)>,
     pongs: u64,
     farewell: Option<u32>,
-    /// Bytes of DATA for which the connection's window was not given back.
+    /// Bytes of DATA received without a WINDOW_UPDATE of the connection.
     consumed: u32,
-    /// What WINDOW_UPDATE added to the connection's window, and what DATA took from it.
+    /// Connection window for sending: WINDOW_UPDATE increases it, DATA reduces it.
     credit: u64,
 }
 
 impl Session {
-    /// Takes note of a frame, and puts what is due to it in the outbox.
+    /// Processes a frame, and queues the frames that it requires in response.
     fn absorb(&mut self, frame: &Frame) {
         match frame.kind {
             kind::SETTINGS if !frame.has(flag::ACK) => {
@@ -325,12 +326,12 @@ impl Session {
         self.requests.extend(self.open.remove(&stream));
     }
 
-    /// Reads more into the inbox; `false` at the end. The buffer of an idle connection is given back.
+    /// Reads into the input buffer. Returns false at the end. The buffer of an idle connection is freed.
     async fn read(&mut self, io: &mut (impl AsyncRead + Unpin)) -> io::Result<bool> {
         if self.inbox.is_empty() {
             self.inbox = BytesMut::new();
         }
-        // The buffer is on the stack of the poll, so that a connection that waits holds no memory for it.
+        // The buffer is on the stack of the poll, so that a waiting connection holds no memory for it.
         poll_fn(|cx| {
             let mut bytes = [0; 4096];
             let mut buffer = ReadBuf::new(&mut bytes);
@@ -345,7 +346,7 @@ impl Session {
         io.write_all_buf(&mut self.outbox).await
     }
 
-    /// Takes the client's preface off the inbox.
+    /// Removes the client's connection preface from the input.
     async fn read_preface(&mut self, io: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
         while self.inbox.len() < PREFACE.len() {
             if !self.read(io).await? {
@@ -360,7 +361,7 @@ impl Session {
     }
 }
 
-/// A server that a test plays by hand.
+/// Server that a test drives manually.
 pub struct Peer {
     listener: TcpListener,
 }
@@ -372,13 +373,13 @@ impl Peer {
         Self { listener: listener.expect("loopback has a free port") }
     }
 
-    /// Where clients connect.
+    /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         self.listener.local_addr().expect("a listener has an address")
     }
 
-    /// The next connection, with its preface read and nothing sent. One that ends before its preface, or begins
-    /// with something else, is dropped and the next is taken.
+    /// Accepts the next connection and reads its preface, without sending anything. A connection without a
+    /// valid preface is dropped.
     pub async fn accept(&self) -> Conn {
         loop {
             let (mut io, _) = self.listener.accept().await.expect("a test has descriptors to spare");
@@ -390,17 +391,17 @@ impl Peer {
     }
 }
 
-/// One connection, in the hands of a test. A wait for a frame, a request or the end loses nothing when broken off.
+/// Connection under manual control. All waits are cancel-safe.
 ///
-/// Writing fails if the client has closed; a test that does not expect it unwraps. While a method other than
-/// [`next_frame`](Conn::next_frame) reads, SETTINGS and PING are answered and windows are given back.
+/// Writes fail if the client has closed. Every method that reads, except [`next_frame`](Conn::next_frame),
+/// acknowledges SETTINGS and PING and sends WINDOW_UPDATE.
 pub struct Conn {
     io: TcpStream,
     session: Session,
 }
 
 impl Conn {
-    /// The next frame, whatever it is, with no answer to it. `None` when the client has closed.
+    /// Returns the next frame without any reply. Returns `None` when the client has closed.
     pub async fn next_frame(&mut self) -> Option<Frame> {
         loop {
             if let Some(frame) = Frame::decode(&mut self.session.inbox) {
@@ -412,7 +413,8 @@ impl Conn {
         }
     }
 
-    /// The next request that is there in full; several may be on their way at once. `None` when the client has closed.
+    /// Returns the next complete request. Requests may be interleaved. Returns `None` when the client has
+    /// closed.
     pub async fn next_request(&mut self) -> Option<Request> {
         loop {
             if let Some(request) = self.session.requests.pop_front() {
@@ -422,7 +424,7 @@ impl Conn {
         }
     }
 
-    /// Sends SETTINGS without any, waits for the client's and acknowledges them.
+    /// Sends empty SETTINGS, waits for the client's and acknowledges them.
     pub async fn handshake(&mut self) -> io::Result<()> {
         self.settings(&[]).await?;
         while !self.session.greeted {
@@ -431,23 +433,23 @@ impl Conn {
         Ok(())
     }
 
-    /// From here on the client's PINGs get no answer: to its keepalive, this peer is dead.
+    /// Stops acknowledging PINGs, so that the client's keepalive fails.
     pub fn mute_pings(&mut self) {
         self.session.mute_pings = true;
     }
 
-    /// The streams that the client has reset, with their codes, as far as frames were read.
+    /// Returns the streams that the client has reset so far, with their error codes.
     pub fn resets(&self) -> &[(u32, u32)] {
         &self.session.resets
     }
 
-    /// Sends SETTINGS.
+    /// Sends a SETTINGS frame.
     pub async fn settings(&mut self, settings: &[(u16, u32)]) -> io::Result<()> {
         put_settings(&mut self.session.outbox, settings);
         self.flush().await
     }
 
-    /// Answers with one message and a status.
+    /// Sends a response with one message and a status.
     pub async fn respond(&mut self, stream: u32, message: &[u8], grpc_status: u32) -> io::Result<()> {
         put_headers(&mut self.session.outbox, stream, &[]);
         put_message(&mut self.session.outbox, stream, message);
@@ -455,19 +457,19 @@ impl Conn {
         self.flush().await
     }
 
-    /// Sends an answer's headers: status 200, gRPC's content type, and these.
+    /// Sends response headers: status 200, gRPC's content type, and these.
     pub async fn respond_headers(&mut self, stream: u32, more: &[(&str, &str)]) -> io::Result<()> {
         put_headers(&mut self.session.outbox, stream, more);
         self.flush().await
     }
 
-    /// Sends one message of an answer.
+    /// Sends one message of a response.
     pub async fn respond_data(&mut self, stream: u32, message: &[u8]) -> io::Result<()> {
         put_message(&mut self.session.outbox, stream, message);
         self.flush().await
     }
 
-    /// Ends an answer with a status and these trailers.
+    /// Ends a response with a status and these trailers.
     pub async fn respond_trailers(
         &mut self,
         stream: u32,
@@ -478,19 +480,19 @@ impl Conn {
         self.flush().await
     }
 
-    /// Sends GOAWAY. The connection stays open; [`hang_up`](Self::hang_up) ends it.
+    /// Sends GOAWAY. The connection stays open; [`hang_up`](Self::hang_up) closes it.
     pub async fn go_away(&mut self, last_stream: u32, code: u32, debug: &[u8]) -> io::Result<()> {
         put_go_away(&mut self.session.outbox, last_stream, code, debug);
         self.flush().await
     }
 
-    /// Sends RST_STREAM.
+    /// Sends a RST_STREAM frame.
     pub async fn reset(&mut self, stream: u32, code: u32) -> io::Result<()> {
         put(&mut self.session.outbox, kind::RST_STREAM, 0, stream, &code.to_be_bytes());
         self.flush().await
     }
 
-    /// Sends PING and waits for its answer. What was sent before has then been read by the client.
+    /// Sends PING and waits for its acknowledgement. The client has then read everything sent before.
     pub async fn ping(&mut self) -> io::Result<()> {
         let before = self.session.pongs;
         put(&mut self.session.outbox, kind::PING, 0, 0, b"evenkeel");
@@ -500,19 +502,19 @@ impl Conn {
         Ok(())
     }
 
-    /// Sends any frame.
+    /// Sends this frame unchanged.
     pub async fn send(&mut self, frame: Frame) -> io::Result<()> {
         put(&mut self.session.outbox, frame.kind, frame.flags, frame.stream, &frame.payload);
         self.flush().await
     }
 
-    /// Sends bytes that need not be frames.
+    /// Sends raw bytes that need not be frames.
     pub async fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.session.outbox.put_slice(bytes);
         self.flush().await
     }
 
-    /// Waits until the client closes the connection: the code of its GOAWAY, if it sent one.
+    /// Waits until the client closes the connection. Returns the error code of its GOAWAY, if any.
     pub async fn closed(&mut self) -> Option<u32> {
         while self.absorb().await.is_ok() {}
         self.session.farewell
@@ -524,12 +526,13 @@ impl Conn {
         close(self.io);
     }
 
-    /// Resets the connection (RST), as a host does that knows nothing of it.
+    /// Resets the connection (RST).
     pub fn abort(self) {
         reset(self.io);
     }
 
-    /// Reads one frame and takes note of it. What is due is sent first, so that nobody waits for it.
+    /// Reads and processes one frame. Pending output is flushed first, so that the client does not wait for
+    /// it.
     async fn absorb(&mut self) -> io::Result<()> {
         self.flush().await?;
         let frame = self.next_frame().await.ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -1,7 +1,7 @@
-//! A place where a server runs: an address, and a thread with a runtime of its own.
+//! Host of a server: an address, and a thread with its own runtime.
 //!
-//! The port stays reserved for as long as the host lives, running or not: who dials a stopped host is refused, and a
-//! start binds the same port again. Killing drops the runtime and so everything on it, and resets the connections.
+//! The port stays reserved while the host exists. Connections to a stopped host are refused, and a start
+//! binds the same port again. A kill drops the runtime with all its tasks and resets the connections.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -29,18 +29,18 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tower_service::Service;
 
-/// What a server with TLS shows, and what it asks for. All of it is PEM.
+/// TLS settings of a server, in PEM.
 #[derive(Clone, Debug)]
 pub struct Tls {
-    /// The certificate chain, the server's own first.
+    /// Certificate chain, leaf first.
     pub certificate: String,
-    /// The private key.
+    /// Private key of the certificate.
     pub key: String,
-    /// Clients must show a certificate of this authority.
+    /// CA that client certificates must be issued by.
     pub client_ca: Option<String>,
 }
 
-/// A service that can be served.
+/// Service that a host can serve.
 pub(super) trait Served:
     Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible, Future: Send>
     + Clone
@@ -57,7 +57,7 @@ impl<S> Served for S where
 {
 }
 
-/// Two services on one port. Calls of others are UNIMPLEMENTED.
+/// Two services on one port. Calls of other services are UNIMPLEMENTED.
 #[derive(Clone)]
 pub(super) struct Both<A, B>(pub(super) A, pub(super) B);
 
@@ -93,12 +93,13 @@ pub(super) struct Host {
     tls: Option<TlsAcceptor>,
     connections: Arc<Connections>,
     running: Mutex<Option<Running>>,
-    /// Bound and never listening.
+    /// Bound and never listening, which reserves the port.
     _reservation: TcpSocket,
 }
 
 impl Host {
-    /// Reserves the address. Port 0 is any free one. `changed` is told when connections come and go.
+    /// Reserves the address. Port 0 selects a free one. `changed` is notified when connections open and
+    /// close.
     pub(super) fn reserve(at: SocketAddr, tls: Option<&Tls>, changed: Arc<Notify>) -> io::Result<Host> {
         let reservation = bind(at)?;
         Ok(Host {
@@ -118,7 +119,7 @@ impl Host {
         self.address
     }
 
-    /// Connections accepted since the host was made.
+    /// Returns the number of connections accepted so far.
     pub(super) fn accepted(&self) -> usize {
         self.connections.accepted.load(Ordering::SeqCst)
     }
@@ -127,7 +128,7 @@ impl Host {
         self.connections.open.load(Ordering::SeqCst)
     }
 
-    /// Serves from here on, if it does not yet. Returns once clients can connect.
+    /// Starts serving, unless it already does. Returns once clients can connect.
     pub(super) async fn start(&self, server: Server, service: impl Served) -> io::Result<()> {
         if self.phase().is_some() {
             return Ok(());
@@ -148,7 +149,7 @@ impl Host {
         is_ready.await.map_err(|_| io::Error::other("the server's thread died"))?
     }
 
-    /// Stops at once: nothing under way is finished, and clients see resets. Returns once all sockets are closed.
+    /// Stops at once: active calls are lost, and connections are reset. Returns once all sockets are closed.
     pub(super) fn kill(&self) {
         if let Some(phase) = self.phase() {
             phase.send_replace(Phase::Killed);
@@ -156,8 +157,8 @@ impl Host {
         }
     }
 
-    /// Stops without harm: no connection is taken any more, clients get GOAWAY, calls under way finish. Returns when the
-    /// last connection has closed, or with a kill.
+    /// Shuts down gracefully: stops accepting, sends GOAWAY and finishes active calls. Returns when the last
+    /// connection has closed, or on a kill.
     pub(super) async fn drain(&self) {
         if let Some(phase) = self.phase() {
             phase.send_if_modified(|phase| {
@@ -174,11 +175,11 @@ impl Host {
         running.as_ref().map(|running| Arc::clone(&running.phase))
     }
 
-    /// Others may have joined it meanwhile, and even started the next.
+    /// Joins the thread of this phase. A concurrent caller may have joined it, and even started the next one.
     fn join(&self, phase: &Arc<watch::Sender<Phase>>) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = running.take_if(|running| Arc::ptr_eq(&running.phase, phase)) {
-            // A panic of the thread was printed by it.
+            // A panic of the thread has been printed already.
             let _ = running.thread.join();
         }
     }
@@ -191,7 +192,7 @@ impl Drop for Host {
 }
 
 struct Running {
-    /// Closed when the runtime is gone.
+    /// Closed when the runtime has been dropped.
     phase: Arc<watch::Sender<Phase>>,
     thread: JoinHandle<()>,
 }
@@ -222,7 +223,7 @@ impl ServerThread {
                 () = until(&mut killed, Phase::Killed) => {}
             }
         });
-        // Connections are tasks; this drops them while `killed` still keeps the phase open.
+        // Drops the connection tasks while `killed` still keeps the phase open.
         drop(runtime);
     }
 
@@ -252,12 +253,12 @@ impl ServerThread {
                 accepted = listener.accept() => accepted,
                 () = until(&mut phases, Phase::Draining) => return,
             };
-            // Such as a client that was gone before it was accepted.
+            // For example, the client disconnected before it was accepted.
             let Ok((stream, peer)) = accepted else { continue };
             let open = Open::new(&self.connections);
             let phases = self.phases.clone();
             let (tls, sockets) = (self.tls.clone(), sockets.clone());
-            // A handshake that hangs must not hold up others.
+            // Separate task: a hanging handshake must not block other connections.
             tokio::spawn(async move {
                 let _ = stream.set_nodelay(true);
                 let io = match tls {
@@ -274,13 +275,13 @@ impl ServerThread {
 }
 
 async fn until(phases: &mut watch::Receiver<Phase>, phase: Phase) {
-    // The sender lives until the thread is joined.
+    // Cannot fail: the sender lives until the thread is joined.
     let _ = phases.wait_for(|now| *now >= phase).await;
 }
 
 fn bind(at: SocketAddr) -> io::Result<TcpSocket> {
     let socket = if at.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // Two sockets may then be bound to the port while at most one of them listens.
+    // SO_REUSEADDR lets two sockets bind the port while at most one listens.
     socket.set_reuseaddr(true)?;
     socket.bind(at)?;
     Ok(socket)
@@ -319,7 +320,7 @@ struct Connections {
     changed: Arc<Notify>,
 }
 
-/// Counts a connection as open while it lives.
+/// Counts a connection as open until dropped.
 struct Open(Arc<Connections>);
 
 impl Open {
@@ -338,7 +339,7 @@ impl Drop for Open {
     }
 }
 
-/// A connection as tonic serves it. The address of the client is among the extensions of its requests.
+/// Connection as tonic serves it. The client's address is in the request extensions.
 struct Socket {
     io: Io,
     peer: SocketAddr,

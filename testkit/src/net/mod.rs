@@ -1,9 +1,10 @@
-//! Parts on real sockets: backends that can be killed, a control plane that can be scripted, and peers that misbehave.
+//! Test components on real sockets: backends that can be killed, a scripted control plane, and misbehaving
+//! peers.
 //!
-//! [`Backend`] and [`ControlPlane`] are tonic servers, each on a thread with a runtime of its own: they live on while a
-//! test blocks, keep their own time, and can be killed as a process can. Ports are free ones and stay theirs over
-//! restarts. Both record what they see and wait for conditions: [`Backend::wait_until`], [`ControlPlane::wait_until`].
-//! A wait that lasts 30 seconds has failed, and says how things stand. Under paused time that bound comes at once.
+//! [`Backend`] and [`ControlPlane`] are tonic servers, each on a thread with its own runtime. They run while
+//! a test blocks, use real time, and can be killed like a process. Ports are reserved across restarts. Both
+//! record events and wait for conditions: [`Backend::wait_until`], [`ControlPlane::wait_until`]. A wait fails
+//! after 30 seconds with a description of the state. Under paused time that bound is reached at once.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new()?.block_on(async {
@@ -46,13 +47,13 @@ pub use backend::Backend;
 pub use control::ControlPlane;
 pub use host::Tls;
 
-/// The echo service: client, server and messages.
+/// Echo service: client, server and messages.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
 pub mod echo {
     include!("generated/evenkeel.test.rs");
 }
 
-/// The client of the service that tells what a client knows.
+/// Client of the CSDS service.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
 pub mod csds {
     include!("generated/envoy.service.status.v3.rs");
@@ -73,10 +74,11 @@ mod orca {
     include!("generated/xds.service.orca.v3.rs");
 }
 
-/// Only a failure waits this long.
+/// Maximum wait. Only a failing test reaches it.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Waits until `look` finds what it looks for, looking again whenever `changed` is told. Panics with `describe`.
+/// Waits until `look` returns a value. It is called again on each notification of `changed`. Panics with
+/// `describe`.
 async fn wait_until<T>(
     changed: &Notify,
     mut look: impl FnMut() -> Option<T>,
@@ -86,7 +88,7 @@ async fn wait_until<T>(
         loop {
             let change = changed.notified();
             tokio::pin!(change);
-            // From here on no change is missed.
+            // Register before the check, so that no notification is lost.
             change.as_mut().enable();
             if let Some(found) = look() {
                 return found;

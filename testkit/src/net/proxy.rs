@@ -1,11 +1,11 @@
-//! A TCP proxy that misbehaves on demand: it stands between a client and a real server, and breaks what is between them.
+//! TCP proxy with faults on demand, between a client and a real server.
 //!
-//! Every knob holds for connections that are open already, unless its text says otherwise, and from the moment its
-//! call returns: what a client writes after that meets the fault. What the kernel took before is beyond reach. A
-//! connection counts from the moment the proxy has accepted it, a little after the client's connect returned.
-//! Knobs that cut connections (`reset_all` and the like) reach those that count.
+//! Each setting also applies to open connections, unless documented otherwise, from the return of its call.
+//! Bytes that the kernel accepted before are out of reach. A connection counts from the proxy's accept,
+//! shortly after the client's connect returned. Methods that end connections (`reset_all` and the like)
+//! affect those that count.
 //!
-//! The proxy speaks no protocol; what needs HTTP/2 frames is the business of [`frames`](super::frames).
+//! The proxy knows no protocol. Faults in HTTP/2 frames are in [`frames`](super::frames).
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -23,18 +23,18 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// How much is read at once, and how much is held back one way before reading stops.
+/// Bytes per read, and maximum number of buffered bytes per direction before reading stops.
 const CHUNK: usize = 16 << 10;
 const HELD: usize = 256 << 10;
 
-/// How long a loop rests where it can only ask again: after a failed accept, and for a peer that closed unseen.
+/// Polling interval after a failed accept, and for a peer that has closed unnoticed.
 const REST: Duration = Duration::from_millis(10);
 
-/// A proxy on a port of its own. All of its tasks end when it is dropped, and with them its connections.
+/// Proxy on its own port. Dropping it ends all tasks and connections.
 pub struct Proxy {
     address: SocketAddr,
     upstream: SocketAddr,
-    /// Bound and never listening: while the proxy refuses, nobody else is given its port.
+    /// Bound and never listening, which reserves the port while the proxy refuses connections.
     _port: TcpSocket,
     listening: Mutex<Option<JoinHandle<()>>>,
     knobs: watch::Sender<ProxyControls>,
@@ -42,7 +42,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy to `upstream` on a free port of 127.0.0.1, with no fault.
+    /// Starts a proxy to `upstream` on a free port of 127.0.0.1, without faults.
     pub async fn to(upstream: SocketAddr) -> Self {
         let port = bound((Ipv4Addr::LOCALHOST, 0).into()).expect("loopback has a free port");
         let address = port.local_addr().expect("a bound socket has an address");
@@ -58,19 +58,19 @@ impl Proxy {
         proxy
     }
 
-    /// Where clients connect.
+    /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// While on, connects are refused: nothing listens. Off, the proxy listens on the same port again. Open
+    /// Refuses connections while on, by closing the listener. Off, it listens on the same port again. Open
     /// connections stay.
     pub async fn refuse(&self, on: bool) {
         let listening = || self.listening.lock().unwrap_or_else(PoisonError::into_inner);
         let task = listening().take();
         if let Some(task) = task {
             task.abort();
-            // The listener is closed when its task is gone, not when that is asked for.
+            // The listener closes when its task has ended, not when the abort is requested.
             let _ = task.await;
         }
         if !on {
@@ -81,38 +81,39 @@ impl Proxy {
         }
     }
 
-    /// While on, connections that are accepted get no answer and no upstream: the peer that takes TCP and never
-    /// speaks HTTP/2. Off, those waiting are connected. Open connections go on; `black_hole` is for them.
+    /// Accepts connections while on, without any response or upstream connection: a peer that never speaks
+    /// HTTP/2. Off, waiting connections proceed. Open connections are unaffected; use `black_hole` for them.
     pub fn accept_only(&self, on: bool) {
         self.knobs.send_modify(|knobs| knobs.accept_only = on);
     }
 
-    /// While on, nothing is read and nothing forwarded, and all sockets stay open, also when the upstream closes.
-    /// Off, what was held back flows on.
+    /// Stops all reads and writes while on. Sockets stay open, even if the upstream closes. Off, the held
+    /// bytes are forwarded.
     pub fn black_hole(&self, on: bool) {
         self.knobs.send_modify(|knobs| knobs.black_hole = on);
     }
 
-    /// Every byte waits so long, each way; what is on its way follows the new delay.
+    /// Delays every byte in each direction. Bytes in transit follow the changed delay.
     pub fn delay(&self, delay: Duration) {
         self.knobs.send_modify(|knobs| knobs.delay = delay);
     }
 
-    /// No more bytes per second than this, each way of each connection; `None` lifts it.
+    /// Limits the bytes per second in each direction of each connection; `None` removes the limit.
     pub fn rate(&self, bytes_per_second: impl Into<Option<u32>>) {
         let rate = bytes_per_second.into();
         assert_ne!(rate, Some(0), "a rate of zero is a black hole");
         self.knobs.send_modify(|knobs| knobs.rate = rate);
     }
 
-    /// Closes every connection accepted from here on (FIN) after so many bytes to the client; `None` lifts it.
+    /// Closes connections accepted from here on (FIN) after this number of bytes to the client; `None`
+    /// disables it.
     pub fn cut_after(&self, bytes: impl Into<Option<u64>>) {
         let bytes = bytes.into();
         self.knobs.send_modify(|knobs| knobs.cut_after = bytes);
     }
 
-    /// Inverts the byte at this offset of what each connection sends to the client, counted from the connection's
-    /// start; one that is past it stays whole. `None` lifts it.
+    /// Inverts the byte at this offset of the data to the client, on each connection. Connections past the
+    /// offset are unaffected. `None` disables it.
     pub fn flip_byte_at(&self, offset: impl Into<Option<u64>>) {
         let offset = offset.into();
         self.knobs.send_modify(|knobs| knobs.flip_byte_at = offset);
@@ -123,22 +124,22 @@ impl Proxy {
         self.knobs.send_modify(|knobs| knobs.resets += 1);
     }
 
-    /// Closes all connections: the client gets a FIN, and an RST if it goes on to write.
+    /// Closes all connections: the client gets a FIN, and an RST on further writes.
     pub fn close_all(&self) {
         self.knobs.send_modify(|knobs| knobs.closes += 1);
     }
 
-    /// Ends all connections towards the client (FIN). What the client writes is still forwarded.
+    /// Half-closes all connections towards the client (FIN). Data from the client is still forwarded.
     pub fn half_close_all(&self) {
         self.knobs.send_modify(|knobs| knobs.half_closes += 1);
     }
 
-    /// How many connections were accepted so far.
+    /// Returns the number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.counts.accepted.load(Ordering::SeqCst)
     }
 
-    /// How many of them are open.
+    /// Returns the number of open connections.
     pub fn open_connections(&self) -> usize {
         self.counts.open.load(Ordering::SeqCst)
     }
@@ -146,14 +147,15 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The connections see their knobs go; only the listener has nothing to see it by.
+        // Connections end when the settings channel closes. Only the listener needs an abort.
         if let Some(task) = self.listening.get_mut().unwrap_or_else(PoisonError::into_inner) {
             task.abort();
         }
     }
 }
 
-/// What holds at the moment. The counters make an order a value: a connection compares them with those of its birth.
+/// Current settings. The counters turn commands into values: a connection compares them with those at its
+/// start.
 #[derive(Clone, Copy, Default)]
 struct ProxyControls {
     accept_only: bool,
@@ -173,7 +175,7 @@ struct Counts {
     open: AtomicUsize,
 }
 
-/// Counts a connection while it lives.
+/// Counts a connection as open until dropped.
 struct Open(Arc<Counts>);
 
 impl Open {
@@ -190,7 +192,7 @@ impl Drop for Open {
     }
 }
 
-/// How a connection ends towards the client.
+/// Kind of close towards the client.
 #[derive(Clone, Copy)]
 enum End {
     Close,
@@ -209,15 +211,15 @@ pub(super) fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Closes a socket with a FIN. Bytes that came and were not read would make the kernel send an RST after it; they are
-/// read here past the runtime, which may not have heard of them yet.
+/// Closes a socket with a FIN. Unread input would make the kernel send an RST instead, so it is read here
+/// directly, past the runtime, which may not know of it yet.
 pub(super) fn close(stream: TcpStream) {
     let Ok(mut stream) = stream.into_std() else { return };
     let _ = stream.shutdown(Shutdown::Write);
     while stream.read(&mut [0; CHUNK]).is_ok_and(|read| read > 0) {}
 }
 
-/// A socket on this address that others of ours may share as long as one at most listens.
+/// Returns a socket bound to this address. Several may share it while at most one listens.
 fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -233,7 +235,7 @@ async fn accept(
 ) {
     loop {
         let Ok((client, _)) = listener.accept().await else {
-            // Out of descriptors, most likely. The loop must outlive it.
+            // Most likely no descriptors are left. The loop must survive it.
             sleep(REST).await;
             continue;
         };
@@ -258,11 +260,11 @@ async fn connection(
         End::Reset => reset(client),
         End::Close => close(client),
     }
-    // Whoever counts open connections finds this one's socket closed.
+    // Decrement after the socket has closed, so that a count of zero means closed sockets.
     drop(open);
 }
 
-/// Waits for the end that the test orders, or for the end of the proxy.
+/// Waits for a close or reset command, or for the end of the proxy.
 async fn ordered(mut knobs: watch::Receiver<ProxyControls>, born: ProxyControls) -> End {
     let differs = |now: &ProxyControls| (now.resets, now.closes) != (born.resets, born.closes);
     match knobs.wait_for(differs).await {
@@ -279,7 +281,7 @@ async fn forward(
 ) -> Result<(), End> {
     let early = hold(client, &mut knobs).await?;
     let mut server = TcpStream::connect(upstream).await?;
-    // What is forwarded is forwarded at once, as if the proxy were not there.
+    // Forward without Nagle's delay.
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
@@ -290,7 +292,7 @@ async fn forward(
     Ok(())
 }
 
-/// Keeps a client waiting while the proxy only accepts. It is read meanwhile, so that its leaving is seen.
+/// Holds a client while the proxy only accepts. It reads meanwhile, to notice a disconnect.
 async fn hold(client: &mut TcpStream, knobs: &mut watch::Receiver<ProxyControls>) -> Result<Bytes, End> {
     let mut early = BytesMut::new();
     while knobs.borrow_and_update().accept_only {
@@ -307,13 +309,13 @@ async fn hold(client: &mut TcpStream, knobs: &mut watch::Receiver<ProxyControls>
     Ok(early.freeze())
 }
 
-/// One way of a connection.
+/// One direction of a connection.
 struct ProxyDirection {
     knobs: watch::Receiver<ProxyControls>,
     born: ProxyControls,
     to_client: bool,
     early: Bytes,
-    /// What was read and not yet written, with the time of its reading.
+    /// Bytes read and not yet written, with the time of the read.
     held: VecDeque<(Instant, Bytes)>,
     held_bytes: usize,
     sent: u64,
@@ -326,7 +328,7 @@ impl ProxyDirection {
         Self { knobs, born, to_client, early, held, held_bytes, sent, last_write }
     }
 
-    /// Forwards until the source ends, then ends the sink. Every wait can be broken off without a loss.
+    /// Forwards until the source ends, then shuts down the sink. Every wait is cancel-safe.
     async fn pump(mut self, mut from: ReadHalf<'_>, mut to: WriteHalf<'_>) -> Result<(), End> {
         let mut ended = false;
         let early = std::mem::take(&mut self.early);
@@ -345,7 +347,7 @@ impl ProxyDirection {
             let writes = !next.is_empty() && !now.black_hole;
             let mut chunk = BytesMut::new();
             tokio::select! {
-                // The knobs come first: what follows a turn in time must also follow it here.
+                // Settings first: a change must apply to bytes that arrived after it.
                 biased;
                 changed = self.knobs.changed() => changed.map_err(|_| End::Close)?,
                 read = read(&mut from, &mut chunk, now.black_hole, self.to_client), if reads => {
@@ -357,13 +359,13 @@ impl ProxyDirection {
         }
     }
 
-    /// What may be written next, and when.
+    /// Returns the next bytes to write, and their due time.
     fn next(&self, now: &ProxyControls) -> (Bytes, Instant) {
         let Some((read_at, chunk)) = self.held.front() else { return (Bytes::new(), Instant::now()) };
         let mut due = *read_at + now.delay;
         let mut most = u64::MAX;
         if let Some(rate) = now.rate {
-            // Twenty milliseconds' worth at a time, so that a slow stream trickles rather than jumps.
+            // At most 20 ms of data at a time, so that a slow stream is smooth.
             most = u64::from(rate / 50).max(1);
             if let Some((at, bytes)) = self.last_write {
                 due = due.max(at + Duration::from_secs_f64(bytes as f64 / f64::from(rate)));
@@ -408,14 +410,15 @@ async fn read(
 ) -> io::Result<usize> {
     match (black_hole, from_server) {
         (false, _) => {
-            // Memory is spent when there is something to put in it.
+            // Allocate only when there is data to read.
             from.readable().await?;
             chunk.reserve(CHUNK);
             from.read_buf(chunk).await
         }
-        // The fate of the server is not forwarded either.
+        // A black hole does not forward the server's close either.
         (true, true) => pending().await,
-        // A client that gave up is let go, unread bytes or not, or it would count as open for ever.
+        // A client that has disconnected is released despite unread bytes. Otherwise it would count as open
+        // forever.
         (true, false) => {
             while !from.ready(Interest::READABLE).await?.is_read_closed() {
                 sleep(REST).await;

@@ -1,7 +1,7 @@
-//! Parts of a soak: calls that go on for long, the windows in which some may fail, and the resources of the process.
+//! Parts of a soak test: long-running calls, windows in which calls may fail, and resources of the process.
 //!
-//! The same criteria serve the soak of some seconds among the tests and the one of twenty minutes, `evenkeel bench soak`:
-//! no call fails outside the windows, and descriptors, tasks and threads return to their number of before.
+//! The short soak of the tests and the long one, `evenkeel bench soak`, share the criteria. No call fails
+//! outside the windows, and descriptors, tasks and threads return to their initial numbers.
 
 use std::fs;
 use std::future::Future;
@@ -17,19 +17,19 @@ use tonic::Status;
 
 use super::LONG;
 
-/// Resources of this process that a fault must not keep. Linux only.
+/// Resources of this process that a fault must not leak. Linux only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessUsage {
-    /// Open file descriptors.
+    /// Number of open file descriptors.
     pub descriptors: usize,
-    /// Tasks of the current tokio runtime.
+    /// Number of tasks in the current tokio runtime.
     pub tasks: usize,
-    /// Threads of xDS clients.
+    /// Number of xDS client threads.
     pub xds_threads: usize,
 }
 
 impl ProcessUsage {
-    /// Returns the usage at this moment. Panics outside a tokio runtime.
+    /// Returns the current usage. Panics outside a tokio runtime.
     pub fn now() -> io::Result<ProcessUsage> {
         let threads = fs::read_dir("/proc/self/task")?;
         let names = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok());
@@ -40,7 +40,7 @@ impl ProcessUsage {
         })
     }
 
-    /// Waits until no count is above this usage, and returns the usage then. It is an error if that takes 30 seconds.
+    /// Waits until no count is above this usage, and returns the usage. Returns an error after 30 seconds.
     pub async fn wait_until_restored(&self) -> Result<ProcessUsage, ProcessUsage> {
         let begun = Instant::now();
         loop {
@@ -78,21 +78,21 @@ pub fn slope(points: &[(f64, f64)]) -> Option<f64> {
     (spread > 0.0).then(|| common / spread)
 }
 
-/// A call that failed, with its begin and end.
+/// Failed call, with its start and end.
 #[derive(Clone, Debug)]
 pub struct FailedCall {
-    /// Begin of the call.
+    /// Start of the call.
     pub begun: Instant,
     /// End of the call.
     pub ended: Instant,
-    /// Its status.
+    /// Status of the call.
     pub status: Status,
 }
 
-/// Time in which calls may fail: from before a backend is killed until the calls that it had are over.
+/// Time in which calls may fail: from before a backend is killed until its calls have ended.
 #[derive(Clone, Copy, Debug)]
 pub struct KillWindow {
-    /// Begin of the window.
+    /// Start of the window.
     pub begun: Instant,
     /// End of the window.
     pub ended: Instant,
@@ -117,7 +117,7 @@ impl SoakOutcome {
     }
 }
 
-/// Callers at a steady rate. They end when this is dropped.
+/// Callers at a steady rate. They stop when this is dropped.
 pub struct SoakLoad {
     callers: JoinSet<()>,
     /// Number of calls that each caller has finished.
@@ -139,7 +139,8 @@ impl LoadRecord {
 }
 
 impl SoakLoad {
-    /// Starts `callers` callers. Each begins a call per `period`, or as soon as the one before ends if that takes longer.
+    /// Starts `callers` callers. Each starts a call per `period`, or when the previous call ends if that is
+    /// later.
     pub fn start<C, F>(callers: usize, period: Duration, call: C) -> SoakLoad
     where
         C: Fn() -> F + Clone + Send + 'static,
@@ -169,17 +170,18 @@ impl SoakLoad {
         SoakLoad { callers, finished, record }
     }
 
-    /// Number of calls that succeeded so far.
+    /// Returns the number of calls that succeeded so far.
     pub fn ok(&self) -> u64 {
         self.record.ok.load(Ordering::SeqCst)
     }
 
-    /// Number of calls that failed so far.
+    /// Returns the number of calls that failed so far.
     pub fn failed(&self) -> usize {
         self.record.failed().len()
     }
 
-    /// Waits until each caller has finished the call it is in, and `calls` more. Returns false if that takes 30 seconds.
+    /// Waits until each caller has finished its current call and `calls` more. Returns false after 30
+    /// seconds.
     pub async fn further(&self, calls: u64) -> bool {
         let finished = || self.finished.iter().map(|finished| finished.load(Ordering::SeqCst));
         let until: Vec<u64> = finished().map(|finished| finished + 1 + calls).collect();

@@ -1,6 +1,7 @@
-//! A closure that stands for thousands of servers.
+//! Closure that serves as thousands of servers.
 //!
-//! One listener, one task per connection, and no library below: an endpoint costs its socket and a few hundred bytes.
+//! It uses one listener, one task per connection and no HTTP/2 library: an endpoint costs its socket and a
+//! few hundred bytes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -20,61 +21,60 @@ use super::{
     put_message, put_settings, put_trailers,
 };
 
-/// What [`serve`] does with a request.
+/// Response of [`serve`] to a request.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// One message and status OK. It must fit in the window that every stream begins with, 65,535 bytes.
+    /// One message and status OK. It must fit the initial stream window of 65,535 bytes.
     Ok(Bytes),
-    /// No message, and this status.
+    /// Trailers with this status and no message.
     Status(u32),
-    /// RST_STREAM with REFUSED_STREAM: not processed, safe to try again.
+    /// RST_STREAM with REFUSED_STREAM: not processed, safe to retry.
     Refuse,
     /// RST_STREAM with this code.
     Reset(u32),
-    /// Nothing, for ever.
+    /// No response.
     Silent,
-    /// GOAWAY, then the answer. Later requests on streams above `last_stream` are passed over and not counted.
+    /// GOAWAY, then the response. Later requests on streams above `last_stream` are ignored and not counted.
     GoAwayThen {
-        /// The last stream that the client may think processed.
+        /// Last stream id of the GOAWAY.
         last_stream: u32,
-        /// The reason.
+        /// Error code of the GOAWAY.
         code: u32,
-        /// What this request gets.
+        /// Response to this request.
         answer: Box<Answer>,
     },
-    /// The connection ends, with all that is open on it.
+    /// The connection closes with all its streams.
     HangUp,
 }
 
-/// A request, as the closure of [`serve`] sees it.
+/// Request, as the closure of [`serve`] sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// The address that the client called: which of the endpoints this is.
+    /// Local address, which identifies the endpoint.
     pub local: IpAddr,
-    /// Which connection of all, from 0 in the order of their acceptance.
+    /// Number of the connection, from 0 in order of acceptance.
     pub connection: u64,
-    /// Which request of its connection, from 0.
+    /// Number of the request on its connection, from 0.
     pub index: u64,
-    /// Its stream.
+    /// Stream id of the request.
     pub stream: u32,
-    /// Its message.
+    /// Request message.
     pub message: &'a [u8],
 }
 
-/// The servers behind one listener. All tasks end when it is dropped, and with them the connections.
+/// Servers behind one listener. Dropping it ends all tasks and connections.
 pub struct Served {
     port: u16,
     tally: Arc<Tally>,
     accepting: JoinHandle<()>,
 }
 
-/// Serves on a free port of all of this machine's addresses (so that 127.x.y.z can stand for any endpoint), to
-/// clients on this machine only. `handler` answers each request at once; it runs where the connection does. To be
-/// called where a tokio runtime runs.
+/// Serves on a free port of all local addresses, so that any 127.x.y.z is an endpoint, to clients on loopback
+/// only. `handler` responds synchronously on the connection's task. It must be called inside a tokio runtime.
 pub fn serve(handler: impl Fn(&Call<'_>) -> Answer + Send + Sync + 'static) -> Served {
     let socket = TcpSocket::new_v4().expect("a test has descriptors to spare");
     socket.bind((Ipv4Addr::UNSPECIFIED, 0).into()).expect("there is a free port");
-    // Thousands may come at once; one that does not fit in the queue waits a second to try again.
+    // Thousands may connect at once. A SYN that overflows the backlog is retransmitted only after a second.
     let listener = socket.listen(4096).expect("a bound socket listens");
     let port = listener.local_addr().expect("a listener has an address").port();
     let tally = Arc::<Tally>::default();
@@ -83,34 +83,34 @@ pub fn serve(handler: impl Fn(&Call<'_>) -> Answer + Send + Sync + 'static) -> S
 }
 
 impl Served {
-    /// The port, the same on every address.
+    /// Returns the port, which all addresses share.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The endpoint of this number: 127.0.0.1 is the first (0), and the last octets run on from there.
+    /// Returns the address of an endpoint: number 0 is 127.0.0.1, and further ones follow in order.
     pub fn address(&self, endpoint: u32) -> SocketAddr {
         let ip = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + endpoint);
         assert!(ip.is_loopback() && !ip.is_broadcast(), "127.0.0.0/8 has no endpoint {endpoint}");
         (ip, self.port).into()
     }
 
-    /// How many requests each address took. One that took none is not listed.
+    /// Returns the number of requests by address. Addresses without requests are not listed.
     pub fn calls_by_address(&self) -> BTreeMap<IpAddr, u64> {
         self.tally.list(|counts| counts.calls.load(Ordering::SeqCst))
     }
 
-    /// How many connections each address accepted. One that accepted none is not listed.
+    /// Returns the number of accepted connections by address. Addresses without connections are not listed.
     pub fn connections_by_address(&self) -> BTreeMap<IpAddr, u64> {
         self.tally.list(|counts| counts.connections.load(Ordering::SeqCst))
     }
 
-    /// Number of connections accepted so far, on all addresses together.
+    /// Returns the number of accepted connections of all addresses.
     pub fn accepted_connections(&self) -> u64 {
         self.tally.accepted.load(Ordering::SeqCst)
     }
 
-    /// How many connections are open, on all addresses together.
+    /// Returns the number of open connections of all addresses.
     pub fn open_connections(&self) -> usize {
         self.tally.open.load(Ordering::SeqCst)
     }
@@ -124,23 +124,24 @@ impl Drop for Served {
 
 /// Servers that are reached through [`connect`](MemoryServers::connect) instead of a socket.
 ///
-/// No byte leaves the runtime of the test. So a paused clock advances only when every task waits for a timer, and durations
-/// are exact. Any address is an endpoint. Each connection ends with its client.
+/// All I/O stays in the test's runtime. A paused clock therefore advances only when every task waits for a
+/// timer, and durations are exact. Any address is an endpoint. A connection ends when its client drops it.
 pub struct MemoryServers {
     tally: Arc<Tally>,
     handler: Arc<Handler>,
 }
 
-/// Bytes that a direction of a connection in memory holds before its writer waits.
+/// Buffer size of each direction of an in-memory connection.
 const MEMORY_BUFFER: usize = 64 << 10;
 
 impl MemoryServers {
-    /// Returns servers that answer each request by `handler`.
+    /// Returns servers that respond to each request by `handler`.
     pub fn new(handler: impl Fn(&Call<'_>) -> Answer + Send + Sync + 'static) -> Self {
         Self { tally: Arc::default(), handler: Arc::new(handler) }
     }
 
-    /// Opens a connection to the endpoint at `address`, and returns the client's side. Panics outside a tokio runtime.
+    /// Opens a connection to the endpoint at `address` and returns the client's side. Panics outside a tokio
+    /// runtime.
     pub fn connect(&self, address: IpAddr) -> DuplexStream {
         let (client, server) = duplex(MEMORY_BUFFER);
         let serving = Serving::new(address, Arc::clone(&self.tally), Arc::clone(&self.handler));
@@ -148,17 +149,18 @@ impl MemoryServers {
         client
     }
 
-    /// Number of requests by address. An address without requests is not listed.
+    /// Returns the number of requests by address. Addresses without requests are not listed.
     pub fn calls_by_address(&self) -> BTreeMap<IpAddr, u64> {
         self.tally.list(|counts| counts.calls.load(Ordering::SeqCst))
     }
 
-    /// Number of connections by address, closed ones included. An address without connections is not listed.
+    /// Returns the number of connections by address, including closed ones. Addresses without connections are
+    /// not listed.
     pub fn connections_by_address(&self) -> BTreeMap<IpAddr, u64> {
         self.tally.list(|counts| counts.connections.load(Ordering::SeqCst))
     }
 
-    /// Number of open connections to all addresses together.
+    /// Returns the number of open connections of all addresses.
     pub fn open_connections(&self) -> usize {
         self.tally.open.load(Ordering::SeqCst)
     }
@@ -201,7 +203,7 @@ async fn accept(listener: TcpListener, tally: Arc<Tally>, handler: Arc<Handler>)
         };
         match accepted {
             Ok((io, client)) => {
-                // Bound to every address, and meant for this machine.
+                // The listener is bound to all addresses, but serves only loopback clients.
                 if let (Ok(local), Ok(()), true) =
                     (io.local_addr(), io.set_nodelay(true), client.ip().is_loopback())
                 {
@@ -209,7 +211,7 @@ async fn accept(listener: TcpListener, tally: Arc<Tally>, handler: Arc<Handler>)
                     connections.spawn(serving.run(io));
                 }
             }
-            // Out of descriptors, most likely. The loop must outlive it.
+            // Most likely no descriptors are left. The loop must survive it.
             Err(_) => sleep(Duration::from_millis(10)).await,
         }
     }
@@ -224,9 +226,9 @@ struct Serving {
     session: Session,
     connection: u64,
     calls: u64,
-    /// What the last GOAWAY said.
+    /// Last stream id of the latest GOAWAY.
     last_stream: u32,
-    /// Messages that wait for the connection's window, in order.
+    /// Messages that wait for the connection window, in order.
     waiting: VecDeque<(u32, Bytes)>,
 }
 
@@ -241,7 +243,7 @@ impl Serving {
         Self { local, tally, counts, handler, session, connection, calls, last_stream, waiting }
     }
 
-    /// Serves until the client closes or the handler hangs up. Whatever goes wrong on the way ends the connection.
+    /// Serves until the client closes or the handler hangs up. Any error ends the connection.
     async fn run(mut self, mut io: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
         self.session.read_preface(&mut io).await?;
         put_settings(&mut self.session.outbox, &[]);
@@ -254,7 +256,7 @@ impl Serving {
         }
     }
 
-    /// Answers what has come; `false` for hanging up.
+    /// Responds to all complete requests. Returns false to hang up.
     fn answer_all(&mut self) -> bool {
         while let Some(frame) = Frame::decode(&mut self.session.inbox) {
             self.session.absorb(&frame);
@@ -306,7 +308,7 @@ impl Serving {
         true
     }
 
-    /// Sends the messages that fit in the connection's window.
+    /// Sends the messages that fit the connection window.
     fn release(&mut self) {
         while let Some((stream, message)) = self.waiting.front() {
             let size = message.len() as u64 + 5;
