@@ -17,11 +17,12 @@ use tokio::sync::mpsc;
 
 use crate::call::InFlightCalls;
 use crate::call::retry::RetryThrottle;
-use crate::channel::driver::{ChannelDriver, DriverConfig, ResolverConfig};
+use crate::channel::driver::{ChannelDriver, DriverConfig};
 use crate::channel::snapshot::SnapshotPublisher;
 use crate::channel::{Channel, ChannelInner, DefaultHeaders};
 use crate::credentials::{CertificateProviders, Credentials};
 use crate::entropy::{self, Entropy};
+use crate::resolver::ResolverConfig;
 use crate::resolver::service_config::ServiceConfig;
 use crate::resolver::target::{ChannelTarget, TargetKind};
 use crate::resolver::xds::XdsClient;

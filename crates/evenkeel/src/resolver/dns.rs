@@ -1,19 +1,79 @@
 //! DNS resolution with the resolver of the operating system.
 //!
-//! [`resolve`] performs one lookup. [`DnsRefresh`] decides when a name may be resolved again. It reads no clock: its
-//! owner waits until the lookup is due, performs it and reports the outcome.
+//! [`resolve`] performs one lookup. [`DnsRefresh`] decides when a name may be resolved again. It reads no clock:
+//! [`DnsResolver`] waits until the lookup is due, performs it and reports the outcome.
 
 use std::collections::HashSet;
+use std::future;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::{Backoff, Instant, Rng, Status};
+use evenkeel_core::{Backoff, Endpoint, Endpoints, Instant, LbConfig, LbUpdate, Rng, Status};
 use tokio::net::lookup_host;
+use tokio::time::sleep_until;
 
+use crate::clock;
+use crate::resolver::ResolverUpdate;
 use crate::text::quoted;
 
 /// Minimum time between a successful lookup and the next one, independent of the number of requests.
 const MIN_INTERVAL: Duration = Duration::from_secs(30);
+
+/// A DNS name that is resolved again when a policy requests it.
+pub(crate) struct DnsResolver {
+    host: Arc<str>,
+    port: u16,
+    config: LbConfig,
+    refresh: DnsRefresh,
+    rng: Rng,
+    running: Option<DnsLookup>,
+}
+
+type DnsLookup = Pin<Box<dyn Future<Output = Result<Vec<SocketAddr>, Status>> + Send>>;
+
+impl DnsResolver {
+    pub(crate) fn new(host: Arc<str>, port: u16, config: LbConfig, seed: u64) -> DnsResolver {
+        DnsResolver {
+            host,
+            port,
+            config,
+            refresh: DnsRefresh::new(),
+            rng: Rng::from_entropy(seed),
+            running: None,
+        }
+    }
+
+    pub(super) async fn next(&mut self) -> ResolverUpdate {
+        if self.running.is_none() {
+            match self.refresh.due() {
+                Some(at) => sleep_until(clock::sleep_until(at)).await,
+                None => future::pending().await,
+            }
+        }
+        // The lookup stays in `running` if this future is dropped, so a cancelled `next` continues it.
+        let (host, port) = (self.host.clone(), self.port);
+        let resolving =
+            self.running.get_or_insert_with(|| Box::pin(async move { resolve(&host, port).await }));
+        let resolved = resolving.await;
+        self.running = None;
+        match resolved {
+            Ok(addresses) => {
+                self.refresh.resolved(clock::now());
+                let endpoints = Endpoints::list(addresses.into_iter().map(Endpoint::at));
+                ResolverUpdate::Resolved(LbUpdate::new(self.config.clone(), endpoints))
+            }
+            Err(status) => {
+                self.refresh.failed(clock::now(), &mut self.rng);
+                ResolverUpdate::Failed(status)
+            }
+        }
+    }
+    pub(super) fn reresolve(&mut self) {
+        self.refresh.request(clock::now());
+    }
+}
 
 /// Resolves a host, which is a name or an IP address without brackets. Returns at least one address, without
 /// duplicates, in the order of the system. On failure, the status is the one for calls.
