@@ -17,9 +17,11 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::task;
 
-use super::provider::CertificateProviders;
-use super::verifier::SanVerifier;
-use super::{CredentialsError, H2, provider, system_roots};
+use crate::credentials::pem::system_roots;
+use crate::credentials::provider::CertificateProviders;
+use crate::credentials::tls_config::provider;
+use crate::credentials::verifier::SanVerifier;
+use crate::credentials::{CredentialsError, H2};
 
 /// How connections to an endpoint of a cluster are secured.
 pub(crate) struct ClusterTls {

@@ -17,7 +17,10 @@ use tokio::sync::Mutex;
 use tokio::task;
 use tokio::time::Instant;
 
-use super::{CredentialsError, IdentitySource, PemSource, RETRY_AFTER, ReloadedValue, TlsSources, provider};
+use crate::credentials::CredentialsError;
+use crate::credentials::pem::{IdentitySource, PemSource, TlsSources};
+use crate::credentials::reload::{RETRY_AFTER, ReloadedValue};
+use crate::credentials::tls_config::provider;
 
 /// Every provider of the process that is in use.
 static ALL: StdMutex<Vec<Weak<FileWatcherProvider>>> = StdMutex::new(Vec::new());
@@ -200,8 +203,8 @@ mod tests {
     use testkit::Log;
     use tokio::time::advance;
 
-    use super::super::tests::{Authority, within};
     use super::*;
+    use crate::credentials::tests::certificates::{Authority, within};
 
     fn files(folder: &Path) -> CertificateFiles {
         let at = |name: &str| folder.join(name).to_str().unwrap().to_owned();

@@ -15,7 +15,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, OtherError, RootCertStore, SignatureScheme};
 
-use super::san;
+use crate::credentials::san;
 
 /// How many names and matchers an error shows, and how much of each.
 const SHOWN: usize = 4;
@@ -132,8 +132,8 @@ mod tests {
     use rustls::pki_types::pem::PemObject as _;
     use rustls::pki_types::{CertificateDer, UnixTime};
 
-    use super::super::tests::{Authority, Leaf, cryptography};
     use super::*;
+    use crate::credentials::tests::certificates::{Authority, Leaf, cryptography};
     use evenkeel_xds::resource::RootCertificates;
 
     /// One that trusts these authorities, and accepts one name if it is given.

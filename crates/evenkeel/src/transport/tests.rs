@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
 use super::*;
-use crate::credentials::tests::{Authority, Leaf, cryptography, within};
+use crate::credentials::tests::certificates::{Authority, Leaf, cryptography, within};
 use crate::credentials::{Credentials, H2};
 use crate::{CredentialsError, TlsCredentialsBuilder};
 
