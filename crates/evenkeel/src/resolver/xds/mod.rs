@@ -15,6 +15,8 @@
 
 pub mod csds;
 mod names;
+mod server_connection;
+mod stream_task;
 mod streams;
 mod worker;
 
@@ -42,7 +44,7 @@ use evenkeel_xds::resource::ResourceParser;
 use tokio::runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::streams::XdsDialer;
+use self::server_connection::XdsDialer;
 use self::worker::{WorkerCommand, XdsWorker};
 use crate::entropy;
 use crate::telemetry::metrics::XdsMeter;

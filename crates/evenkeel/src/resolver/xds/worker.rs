@@ -22,7 +22,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep_until, timeout};
 
 use super::names::{DnsCache, DnsResult};
-use super::streams::{StreamEvent, StreamKey, StreamSet, XdsDialer, encode_frame};
+use super::server_connection::XdsDialer;
+use super::stream_task::encode_frame;
+use super::streams::{StreamEvent, StreamKey, StreamSet};
 use super::{WorkerStatus, lock};
 use crate::resolver::dns;
 use crate::telemetry::metrics::XdsMeter;
