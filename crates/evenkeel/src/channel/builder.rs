@@ -27,8 +27,9 @@ use crate::resolver::service_config::ServiceConfig;
 use crate::resolver::target::{ChannelTarget, TargetKind};
 use crate::resolver::xds::XdsClient;
 use crate::telemetry::metrics::ChannelMetrics;
-use crate::transport::connection::{Http2Config, KeepaliveParams};
+use crate::transport::connection::Http2Config;
 use crate::transport::http2::Http2Implementation;
+use crate::transport::keepalive::KeepaliveParams;
 use crate::transport::{Connector, SocketConnector};
 
 /// Calls in flight per cluster, over all channels of the process (A32).

@@ -16,19 +16,19 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use evenkeel_core::{Address, Status};
-use tokio::sync::Notify;
-use tokio::time::{Sleep, sleep, sleep_until};
+use tokio::time::{Sleep, sleep};
 
-use crate::clock;
 use crate::telemetry::metrics::{DisconnectReason, SecurityLevel};
 use crate::telemetry::traffic::EndpointStats;
 use crate::transport::http2::{Error, Http2Implementation, Http2Settings, HttpSender, HttpTransport, Reason};
+use crate::transport::keepalive::{KeepaliveParams, KeepaliveState};
+use crate::transport::stream_quota::StreamQuota;
 use crate::transport::{self, Io};
 
 /// Maximum time for sending the last frames and shutting down a connection without open streams; as in grpc-go.
@@ -40,17 +40,6 @@ pub(crate) struct Http2Config {
     pub(crate) implementation: Http2Implementation,
     pub(crate) settings: Http2Settings,
     pub(crate) keepalive: Option<KeepaliveParams>,
-}
-
-/// Keepalive settings of a connection (A8).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeepaliveParams {
-    /// Time without data from the peer after which a ping is sent.
-    pub(crate) time: Duration,
-    /// Maximum time between a ping and the next data from the peer.
-    pub(crate) timeout: Duration,
-    /// True if pings are also sent while no calls are in flight.
-    pub(crate) without_calls: bool,
 }
 
 /// Handle of a connection that calls can be sent on. Dropping the last reference shuts the connection down
@@ -191,82 +180,6 @@ impl Drop for StreamPermit {
         if self.is_held {
             self.transport_state().quota.release();
         }
-    }
-}
-
-/// Slots for as many calls as the peer allows concurrent streams. A waiting call has sent nothing. Cancelling it
-/// therefore sends no RST_STREAM, a pattern that servers treat as an attack (rapid reset).
-///
-/// Without contention, a slot costs one atomic operation to take and one to return. A waiter increments `waiting`
-/// before it checks for a slot, and [`StreamQuota::release`] checks `waiting` after it returned one. Both are
-/// `SeqCst`, so no wake-up is lost.
-#[derive(Debug, Default)]
-struct StreamQuota {
-    in_use: AtomicUsize,
-    limit: AtomicUsize,
-    waiting: AtomicUsize,
-    changed: Notify,
-    is_closed: AtomicBool,
-}
-
-impl StreamQuota {
-    fn try_acquire(&self) -> bool {
-        let limit = self.limit.load(Ordering::SeqCst);
-        let more = |in_use: usize| (in_use < limit).then_some(in_use + 1);
-        self.in_use.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
-    }
-
-    fn release(&self) {
-        self.in_use.fetch_sub(1, Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.changed.notify_one();
-        }
-    }
-
-    /// Waits for a slot. Returns false if the connection is closed. Dropping the future is safe: a notification it
-    /// received passes to the next waiter.
-    async fn acquire(&self) -> bool {
-        let _waiting = QuotaWaiter::new(&self.waiting);
-        loop {
-            // Register for notifications before the checks, or a release between check and wait would be missed.
-            let mut changed = std::pin::pin!(self.changed.notified());
-            changed.as_mut().enable();
-            if self.is_closed.load(Ordering::SeqCst) {
-                return false;
-            }
-            if self.try_acquire() {
-                return true;
-            }
-            changed.await;
-        }
-    }
-
-    /// Sets the peer's maximum number of concurrent streams. If it shrinks, calls above it finish normally.
-    fn set_limit(&self, limit: usize) {
-        if self.limit.swap(limit, Ordering::SeqCst) < limit {
-            self.changed.notify_waiters();
-        }
-    }
-
-    fn close(&self) {
-        self.is_closed.store(true, Ordering::SeqCst);
-        self.changed.notify_waiters();
-    }
-}
-
-/// Counts as a waiting call until it is dropped, also when the wait is cancelled.
-struct QuotaWaiter<'r>(&'r AtomicUsize);
-
-impl QuotaWaiter<'_> {
-    fn new(waiting: &AtomicUsize) -> QuotaWaiter<'_> {
-        waiting.fetch_add(1, Ordering::SeqCst);
-        QuotaWaiter(waiting)
-    }
-}
-
-impl Drop for QuotaWaiter<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -448,109 +361,5 @@ pub(crate) fn describe_error(error: &Error) -> String {
         Error::Io(io) if io.kind() == io::ErrorKind::BrokenPipe => Error::Closed.to_string(),
         Error::Io(io) => transport::describe_io_error(io),
         _ => error.to_string(),
-    }
-}
-
-/// Keepalive timer of a connection, and its last ping.
-struct KeepaliveState {
-    keepalive: KeepaliveParams,
-    timer: Pin<Box<Sleep>>,
-    /// Time of the last data from the peer, and the number of bytes read by then.
-    last_read: (evenkeel_core::Instant, u64),
-    /// Time of the ping that is still unacknowledged.
-    ping_sent_at: Option<evenkeel_core::Instant>,
-}
-
-impl KeepaliveState {
-    fn new(keepalive: KeepaliveParams) -> KeepaliveState {
-        let now = clock::now();
-        let timer = Box::pin(sleep_until(clock::sleep_until(now + keepalive.time)));
-        KeepaliveState { keepalive, timer, last_read: (now, 0), ping_sent_at: None }
-    }
-
-    /// Ready when the peer sent no data within the timeout after a ping.
-    fn poll_timeout(
-        &mut self,
-        transport: &mut HttpTransport,
-        shared: &TransportState,
-        cx: &mut Context<'_>,
-    ) -> Poll<()> {
-        if transport.bytes_read() != self.last_read.1 {
-            self.last_read = (clock::now(), transport.bytes_read());
-        }
-        let last_read_at = self.last_read.0;
-        loop {
-            ready!(self.timer.as_mut().poll(cx));
-            let ping_due_at = last_read_at + self.keepalive.time;
-            let now = clock::now();
-            let next = match self.ping_sent_at {
-                Some(ping_sent_at) if last_read_at < ping_sent_at => return Poll::Ready(()),
-                _ if now < ping_due_at => {
-                    self.ping_sent_at = None;
-                    ping_due_at
-                }
-                _ if !self.keepalive.without_calls && !shared.is_in_use() => {
-                    self.ping_sent_at = None;
-                    now + self.keepalive.time
-                }
-                _ => {
-                    transport.ping();
-                    // The transport sends the ping on its next poll, so the task is woken for another one.
-                    cx.waker().wake_by_ref();
-                    self.ping_sent_at = Some(now);
-                    now + self.keepalive.timeout
-                }
-            };
-            self.timer.as_mut().reset(clock::sleep_until(next));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicUsize;
-
-    use tokio::task::{JoinSet, yield_now};
-
-    use super::*;
-
-    /// Many tasks compete for three slots, and some cancel their wait. The limit holds at all times and no task waits
-    /// forever, also while the limit changes.
-    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn a_crowd_goes_through_few_places() {
-        const PLACES: usize = 3;
-        let quota = Arc::new(StreamQuota::default());
-        quota.set_limit(PLACES);
-        let inside = Arc::new(AtomicUsize::new(0));
-        let mut crowd = JoinSet::new();
-        for one in 0..64 {
-            let (quota, inside) = (quota.clone(), inside.clone());
-            crowd.spawn(async move {
-                for permit in 0..200 {
-                    if (one + permit) % 5 == 0 {
-                        // This task polls once, waits at most until others have run, and cancels.
-                        tokio::select! {
-                            biased;
-                            true = quota.acquire() => quota.release(),
-                            () = yield_now() => {}
-                        }
-                        continue;
-                    }
-                    assert!(quota.acquire().await, "it was never closed");
-                    assert!(inside.fetch_add(1, Ordering::SeqCst) < PLACES, "more inside than places");
-                    yield_now().await;
-                    inside.fetch_sub(1, Ordering::SeqCst);
-                    quota.release();
-                    if one == 0 {
-                        quota.set_limit(permit % PLACES + 1);
-                    }
-                }
-            });
-        }
-        let all = tokio::time::timeout(Duration::from_secs(60), crowd.join_all());
-        all.await.expect("somebody waits for ever");
-        assert_eq!(quota.in_use.load(Ordering::SeqCst) + quota.waiting.load(Ordering::SeqCst), 0);
-        quota.close();
-        assert!(!quota.acquire().await, "it is closed");
     }
 }

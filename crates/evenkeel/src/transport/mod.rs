@@ -8,15 +8,19 @@
 //! | `errors.rs` | error texts for failed connections |
 //! | `connect_queue.rs` | order and pace of connection attempts |
 //! | `connection.rs` | one HTTP/2 connection |
+//! | `stream_quota.rs` | limit of concurrent streams of a connection |
+//! | `keepalive.rs` | keepalive pings of a connection |
 //! | `http2/` | HTTP/2 implementations behind one interface |
 
 pub(crate) mod connect_queue;
 pub(crate) mod connection;
 pub(crate) mod http2;
+pub(crate) mod keepalive;
 
 mod connect;
 mod connector;
 mod errors;
+mod stream_quota;
 mod tls_socket;
 
 #[cfg(test)]

@@ -48,8 +48,9 @@ use self::server_connection::XdsDialer;
 use self::worker::{WorkerCommand, XdsWorker};
 use crate::entropy;
 use crate::telemetry::metrics::XdsMeter;
-use crate::transport::connection::{Http2Config, KeepaliveParams};
+use crate::transport::connection::Http2Config;
 use crate::transport::http2::Http2Implementation;
+use crate::transport::keepalive::KeepaliveParams;
 use crate::transport::{Connector, SocketConnector};
 
 /// Keepalive of connections to control planes (as in C-core, Java and Go).
