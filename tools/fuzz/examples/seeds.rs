@@ -1,4 +1,4 @@
-//! Writes the seeds of every target to `seeds/`, which is committed, and from which the corpora grow.
+//! Writes the seed inputs of every target to `seeds/`, which is committed. The corpora grow from them.
 
 use std::{fs, io, path::Path};
 
@@ -43,18 +43,19 @@ const BOOTSTRAP: &str = r#"{"xds_servers": [{"server_uri": "dns:///control.examp
 const NAMES: [&str; 3] =
     ["orders", "xdstp://authority/envoy.config.listener.v3.Listener/a/b?x=1&y=2", "xdstp:///envoy.config.cluster.v3.Cluster/a%20b"];
 
-/// Messages of OrcaLoadReport: a utilization, and one with named utilizations.
+/// Encoded `OrcaLoadReport` messages: one with a utilization, and one with named utilizations.
 const LOAD_REPORTS: [&[u8]; 2] =
     [b"\x09\0\0\0\0\0\0\xe0\x3f", b"\x22\x0c\x0a\x01a\x11\0\0\0\0\0\0\xd0\x3f\x31\0\0\0\0\0\0\x59\x40"];
 
-/// Header blocks with their lengths: literals with every kind of indexing, Huffman-coded strings, indices, a size update.
+/// Header blocks with their lengths: literals with every kind of indexing, Huffman-coded strings, indices, a
+/// table size update.
 const HEADER_BLOCKS: [&[u8]; 3] = [
     b"\x1e\x40\x0ccontent-type\x10application/grpc\x01\xbe\x01\xbe",
     b"\x0e\x00\x01a\x01b\x10\x01c\x01d\x7e\x02xy\x04\x40\x01a\x00\x03\x20\xbe\xbf",
     b"\x0a\x5f\x87\x35\x23\x98\xac\x4c\x69\x7f\x40\x01",
 ];
 
-/// Settings, and responses to all three calls: in one piece, with an interim response, without a body.
+/// SETTINGS, and responses to all three calls: in one piece, with an interim response, and without a body.
 fn http2_responses() -> Vec<u8> {
     let mut out = Vec::new();
     push_frame(&mut out, 4, 0, 0, &[0, 4, 0, 1, 0, 0]);
@@ -73,7 +74,7 @@ fn http2_responses() -> Vec<u8> {
     out
 }
 
-/// The same with the short frame heads of the target `frames`, and frames of the other kinds.
+/// The same with the short frame headers of the target `frames`, and frames of the other types.
 fn frames() -> Vec<u8> {
     let frames: [(u8, u8, u8, &[u8]); 9] = [
         (4, 0, 0, &[0, 4, 0, 1, 0, 0]),
@@ -92,7 +93,7 @@ fn frames() -> Vec<u8> {
     frames.into_iter().flat_map(bytes).collect()
 }
 
-/// Steps of the target `unread`: data for all streams, reads of some, a stream that is dropped.
+/// Steps of the target `unread`: data for all streams, reads of some, and a dropped stream.
 fn unread_steps() -> Vec<u8> {
     let mut steps = Vec::new();
     for round in 0..6 {

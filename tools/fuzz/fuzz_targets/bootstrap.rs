@@ -1,4 +1,4 @@
-//! A bootstrap from arbitrary bytes.
+//! Parses arbitrary bytes as a bootstrap.
 
 #![no_main]
 

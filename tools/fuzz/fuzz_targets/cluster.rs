@@ -1,4 +1,4 @@
-//! Clusters from arbitrary bytes.
+//! Parses arbitrary bytes as a cluster.
 
 #![no_main]
 

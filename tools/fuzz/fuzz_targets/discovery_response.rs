@@ -1,4 +1,4 @@
-//! Responses of both variants from arbitrary bytes.
+//! Parses arbitrary bytes as responses of both ADS variants.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Endpoints of clusters from arbitrary bytes.
+//! Parses arbitrary bytes as endpoints of a cluster.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Frames of arbitrary kinds, flags and payloads.
+//! Sends frames of arbitrary types, flags and payloads.
 
 #![no_main]
 

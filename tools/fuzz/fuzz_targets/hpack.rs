@@ -1,4 +1,4 @@
-//! Header blocks of arbitrary bytes.
+//! Sends arbitrary bytes as header blocks.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A connection whose server sends arbitrary bytes.
+//! Sends arbitrary bytes on a connection.
 
 #![no_main]
 

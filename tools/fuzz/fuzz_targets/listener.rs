@@ -1,4 +1,4 @@
-//! Listeners from arbitrary bytes.
+//! Parses arbitrary bytes as a listener.
 
 #![no_main]
 

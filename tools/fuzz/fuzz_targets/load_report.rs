@@ -1,4 +1,4 @@
-//! Load reports of backends from arbitrary bytes.
+//! Parses arbitrary bytes as load reports.
 
 #![no_main]
 

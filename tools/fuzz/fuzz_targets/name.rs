@@ -1,4 +1,4 @@
-//! Names of resources from arbitrary bytes.
+//! Parses arbitrary bytes as resource names.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Route configurations from arbitrary bytes.
+//! Parses arbitrary bytes as a route configuration.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A server that keeps to the protocol, and a client that leaves streams unread.
+//! Connects a conforming server to a client that does not read some streams.
 
 #![no_main]
 

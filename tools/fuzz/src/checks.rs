@@ -1,5 +1,5 @@
-//! What must hold for any bytes from outside. The fuzz targets call these checks, and so does a test of `evenkeel-xds`
-//! with generated cases, so that the checks themselves stay true.
+//! Properties of the parsers for arbitrary input. The fuzz targets call these checks. A test of
+//! `evenkeel-xds` calls them with generated cases, so that they stay valid.
 
 use std::sync::Arc;
 
@@ -23,18 +23,18 @@ use evenkeel_xds::resource::name::ResourceName;
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use testkit::resources;
 
-/// The most that a text about one resource may have. It holds the problems that are told apart, each with a path and a
-/// text in which what was sent is cut.
+/// Maximum length of the error text of one resource. It covers all distinct problems, each with a path and a
+/// text with truncated input.
 pub const MAX_TEXT: usize = 64 << 10;
 
-/// Parses resources as a client with one certificate provider would, from a server that may say everything.
+/// Parses resources as a client with one certificate provider, from a trusted server.
 pub struct Resources {
     parser: ResourceParser,
     server: ServerConfig,
 }
 
 impl Resources {
-    /// With everything that is built in.
+    /// Creates a parser with all built-in policies.
     pub fn new() -> Resources {
         let mut parser = ResourceParser::new(Registry::standard());
         parser.certificate_providers.insert("default".to_owned());
@@ -43,8 +43,8 @@ impl Resources {
         Resources { parser, server }
     }
 
-    /// Whether the bytes are a resource of this type. Whatever they are, the answer is one that an operator can use, and
-    /// the same when asked again.
+    /// Returns true if the bytes are a valid resource of this type. Asserts that any error is usable for an
+    /// operator, and that the result is deterministic.
     pub fn check(&self, kind: ResourceType, bytes: &[u8]) -> bool {
         let any = Any { type_url: kind.type_url().to_owned(), value: bytes.to_vec() };
         let name = name_of(kind, bytes);
@@ -79,7 +79,7 @@ impl Default for Resources {
     }
 }
 
-/// Reads bytes as a bootstrap, and asks of one that can be used what a channel and a server would.
+/// Parses bytes as a bootstrap, and uses a valid one as a channel and a server would.
 pub fn check_bootstrap(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     match Bootstrap::from_json(text) {
@@ -105,8 +105,8 @@ pub fn check_bootstrap(bytes: &[u8]) {
     }
 }
 
-/// A client that wants one resource of each type is sent these bytes as a response. It reads on or hangs up, and what it says
-/// has an end.
+/// Delivers these bytes as a response to a client that subscribes to one resource of each type. Asserts that
+/// it continues or closes the stream, and that its requests are bounded.
 pub fn check_response(variant: XdsVariant, bytes: &[u8]) {
     let text = r#"{"xds_servers": [{"server_uri": "one", "channel_creds": [{"type": "insecure"}]}]}"#;
     let bootstrap = Bootstrap::from_json(text).expect("it is valid");
@@ -157,7 +157,7 @@ pub fn check_response(variant: XdsVariant, bytes: &[u8]) {
     assert_eq!(dump.generic_xds_configs.len(), WANTED.len());
 }
 
-/// What the client of [`check_response`] wants: what the seeds are called.
+/// Subscriptions of the client in [`check_response`]: the names of the seeds.
 const WANTED: [(ResourceType, &str); 4] = [
     (ResourceType::Listener, "orders"),
     (ResourceType::RouteConfig, "routes"),
@@ -165,7 +165,7 @@ const WANTED: [(ResourceType, &str); 4] = [
     (ResourceType::Endpoints, "a"),
 ];
 
-/// Responses with all the seeds of a type.
+/// Returns a response with all seeds of a type.
 pub fn response(variant: XdsVariant, kind: ResourceType) -> Vec<u8> {
     let any = |value| Any { type_url: kind.type_url().to_owned(), value };
     let (type_url, nonce) = (kind.type_url().to_owned(), "n".to_owned());
@@ -191,7 +191,7 @@ pub fn response(variant: XdsVariant, kind: ResourceType) -> Vec<u8> {
     }
 }
 
-/// Reads bytes as a name of each type; the canonical spelling of one is a name with the same spelling.
+/// Parses bytes as a name of each type. Asserts that the canonical form of a valid name parses to itself.
 pub fn check_name(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     for kind in ResourceType::ALL {
@@ -205,7 +205,7 @@ pub fn check_name(bytes: &[u8]) {
     }
 }
 
-/// The name of a resource, if the bytes are its message at all.
+/// Returns the name of a resource, if the bytes decode as its message.
 fn name_of(kind: ResourceType, bytes: &[u8]) -> Option<String> {
     match kind {
         ResourceType::Listener => Listener::decode(bytes).ok().map(|listener| listener.name),
@@ -215,7 +215,7 @@ fn name_of(kind: ResourceType, bytes: &[u8]) -> Option<String> {
     }
 }
 
-/// Resources that are fit for use, to start from.
+/// Returns valid resources as seeds.
 pub fn seeds(kind: ResourceType) -> Vec<Vec<u8>> {
     match kind {
         ResourceType::Listener => vec![
@@ -252,17 +252,17 @@ pub fn seeds(kind: ResourceType) -> Vec<Vec<u8>> {
     }
 }
 
-/// A list with one policy.
+/// Returns a list with one policy.
 pub fn one_policy<M: Name>(policy: &M) -> LoadBalancingPolicy {
     policies([(M::NAME, resources::any(policy))])
 }
 
-/// A policy for localities over another.
+/// Returns a wrr_locality policy with this child.
 pub fn wrr_locality(over: LoadBalancingPolicy) -> LoadBalancingPolicy {
     one_policy(&WrrLocality { endpoint_picking_policy: Some(over) })
 }
 
-/// A list of policies with their names.
+/// Returns a list of named policies.
 pub fn policies<'a>(list: impl IntoIterator<Item = (&'a str, Any)>) -> LoadBalancingPolicy {
     let policies = list.into_iter().map(|(name, config)| {
         let config = TypedExtensionConfig { name: name.to_owned(), typed_config: Some(config) };

@@ -1,7 +1,7 @@
-//! What a connection does with whatever a server sends.
+//! Properties of an HTTP/2 client connection for arbitrary input from a server.
 //!
-//! Inputs are read in three ways: as the bytes of the connection, as frames, and as steps of a server that keeps to the
-//! protocol while the client leaves streams unread.
+//! Inputs are interpreted in three ways: as bytes of the connection, as frames, and as steps of a conforming
+//! server while the client does not read some streams.
 
 use std::io;
 use std::pin::Pin;
@@ -12,10 +12,10 @@ use evenkeel_http2::{Http2Settings, RequestHeaders, client};
 use http::{HeaderMap, Method};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The most that may wait to be written, whatever is read.
+/// Maximum number of bytes that the client may write, for any input.
 const MAX_WRITTEN: usize = 1 << 20;
 
-/// A byte stream that has these bytes and takes so many.
+/// Byte stream that delivers these bytes in pieces and counts the written ones.
 struct Script<'a> {
     read: &'a [u8],
     piece: usize,
@@ -50,8 +50,9 @@ impl AsyncWrite for Script<'_> {
     }
 }
 
-/// Three calls are under way when a server sends these bytes, in pieces of this size: nothing panics, the connection ends, every
-/// call learns how it ended, and little is written. Answers how many calls got the head of an answer.
+/// Delivers these bytes, in pieces of this size, to a connection with three active calls. Asserts that
+/// nothing panics, the connection ends, every call ends, and writes are bounded. Returns the number of calls
+/// with response headers.
 pub fn check_connection(bytes: &[u8], piece: usize) -> usize {
     let mut cx = Context::from_waker(Waker::noop());
     let (sender, mut driver) = client(Http2Settings {
@@ -79,7 +80,7 @@ pub fn check_connection(bytes: &[u8], piece: usize) -> usize {
         let over = driver.poll(&mut script, &mut cx).is_ready();
         for (i, (_, recv)) in streams.iter_mut().enumerate() {
             heads += usize::from(matches!(recv.poll_head(&cx), Poll::Ready(Ok(_))));
-            // One reads as it comes, the others at the end.
+            // The first call reads continuously, the others at the end.
             if i == 0 || over {
                 while let Poll::Ready(Some(Ok(_))) = recv.poll_data(&cx) {}
             }
@@ -96,7 +97,7 @@ pub fn check_connection(bytes: &[u8], piece: usize) -> usize {
     panic!("a connection goes on after the end of its byte stream");
 }
 
-/// Maximum number of frames made of one input.
+/// Maximum number of frames per input.
 const MAX_FRAMES: usize = 200;
 
 /// Appends a frame.
@@ -108,8 +109,9 @@ pub fn push_frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: 
     out.extend_from_slice(payload);
 }
 
-/// Reads an input as frames: kind, flags, stream and length take a byte each, the payload follows. The frame layer is valid
-/// then, and mutations reach what is behind it. The outcome must not depend on the size of the reads.
+/// Interprets an input as frames: type, flags, stream and length take one byte each, then the payload. The
+/// framing is therefore valid, and mutations reach the layers behind it. Asserts that the result does not
+/// depend on the size of the reads.
 pub fn check_frames(bytes: &[u8]) {
     let mut sent = Vec::new();
     push_frame(&mut sent, 4, 0, 0, &[]);
@@ -124,7 +126,7 @@ pub fn check_frames(bytes: &[u8]) {
     assert_eq!(check_connection(&sent, 3), whole, "the size of the reads changes the outcome");
 }
 
-/// Reads an input as header blocks with their lengths, each the response of a stream of its own.
+/// Interprets an input as header blocks with their lengths, each the response of its own stream.
 pub fn check_header_blocks(bytes: &[u8]) {
     let mut sent = Vec::new();
     push_frame(&mut sent, 4, 0, 0, &[]);
@@ -132,7 +134,7 @@ pub fn check_header_blocks(bytes: &[u8]) {
     for stream in [1, 3, 5] {
         let Some((&len, more)) = rest.split_first() else { break };
         let (block, more) = more.split_at(usize::from(len).min(more.len()));
-        // An interim response leaves room for another block in the same stream.
+        // An interim response allows another block in the same stream.
         push_frame(&mut sent, 1, 4, stream, &[&b"\x08\x03103"[..], block].concat());
         push_frame(&mut sent, 1, 4, stream, &[&b"\x88"[..], block].concat());
         push_frame(&mut sent, 1, 5, stream, block);
@@ -146,7 +148,7 @@ const STREAM_WINDOW: u32 = 10_000;
 const CONNECTION_WINDOW: u32 = 70_000;
 const STREAMS: usize = 12;
 
-/// Byte stream between a client and a server that this module plays.
+/// Byte stream between a client and the simulated server.
 #[derive(Default)]
 struct Pipe {
     to_client: Vec<u8>,
@@ -184,14 +186,15 @@ impl AsyncWrite for Pipe {
     }
 }
 
-/// Windows that the client has granted, as the server counts them.
+/// Flow-control windows that the client has granted, as the server counts them.
 struct GrantedWindows {
     connection: i64,
     streams: [i64; STREAMS],
 }
 
 impl GrantedWindows {
-    /// Takes the WINDOW_UPDATE frames off what the client wrote. The preface and incomplete frames do not occur here.
+    /// Processes the WINDOW_UPDATE frames that the client wrote. The preface and incomplete frames do not
+    /// occur here.
     fn update(&mut self, written: &mut Vec<u8>) {
         let mut rest = &written[..];
         while let Some((&[a, b, c, kind, _, d, e, f, g], more)) = rest.split_first_chunk::<9>() {
@@ -211,8 +214,8 @@ impl GrantedWindows {
     }
 }
 
-/// Reads an input as steps: the server sends data within its windows, the client reads of one stream or drops it. However
-/// much is unread, the server may always send to a stream that is read, and data arrives unchanged.
+/// Interprets an input as steps: the server sends data within its windows, the client reads one stream or
+/// drops it. Asserts that unread data never blocks a stream that is read, and that data arrives unchanged.
 pub fn check_unread_streams(bytes: &[u8]) {
     let mut cx = Context::from_waker(Waker::noop());
     let (sender, mut driver) = client(Http2Settings {

@@ -1,4 +1,4 @@
-//! What every fuzz target checks.
+//! Checks of the fuzz targets.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
-//! The check of the target `load_report`.
+//! Check of the target `load_report`.
 
 use evenkeel_orca::{ParsedReport, TRAILER, read, read_trailers};
 use http::{HeaderMap, HeaderValue};
 
-/// Reads bytes as a load report, and as the trailer of a call. Whatever they are, what is used of them can be computed
-/// with, and what is not used has a reason.
+/// Parses bytes as a load report and as a trailer. Asserts that used values are finite, and that ignored ones
+/// have a reason.
 pub fn check_load_report(bytes: &[u8]) {
     check(&read(bytes));
     if let Ok(value) = HeaderValue::from_bytes(bytes) {

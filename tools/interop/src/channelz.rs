@@ -1,12 +1,12 @@
-//! channelz for evenkeel: the channels of a process with their state, their endpoints as subchannels, its servers, and
-//! the connections of both as sockets.
+//! channelz for evenkeel: channels with their states, endpoints as subchannels, servers, and the connections
+//! of both as sockets.
 //!
-//! An answer is what there is at that moment. Ids are stable for as long as what they name is there, and are never used
-//! again. The streams to control planes are told as channels, too, since drivers look for them; one that is there only for
-//! need is told while there is need (A71).
+//! A response is a snapshot. Ids are stable while the object exists, and are never reused. ADS streams are
+//! listed as channels too, since drivers look for them. A fallback control plane is listed while it is in use
+//! (A71).
 //!
-//! What nobody tells is left out: the calls of a subchannel or a server, the streams of a socket. Nor does a connection know
-//! of TLS, which is made over it: `security` is never set.
+//! Data that evenkeel does not expose is omitted: the calls of a subchannel or a server, and the streams of a
+//! socket. `security` is never set, because a connection does not know of the TLS session above it.
 
 mod sockets;
 
@@ -24,10 +24,10 @@ use crate::proto::channelz::channelz_server::{Channelz as Service, ChannelzServe
 use sockets::Socket;
 pub use sockets::{Connection, Sockets};
 
-/// How many of a kind an answer has at most, unless the request says it.
+/// Default maximum number of objects per response.
 const PAGE: usize = 100;
 
-/// What is told of. Cheap to clone; clones are the same.
+/// Registry of channelz objects. Clones share it.
 #[derive(Clone, Default)]
 pub struct Channelz {
     shared: Arc<Shared>,
@@ -38,12 +38,12 @@ struct Shared {
     ids: Ids,
     channels: Mutex<Vec<Arc<ChannelEntry>>>,
     clients: Mutex<Vec<XdsClient>>,
-    /// By the address of the control plane; those in use.
+    /// Ids of the control planes in use, by address.
     control_planes: Mutex<HashMap<String, i64>>,
     servers: Mutex<Vec<Arc<ServerEntry>>>,
 }
 
-/// Every channel, subchannel, server and socket has another one.
+/// Source of unique ids for channels, subchannels, servers and sockets.
 #[derive(Clone, Default)]
 struct Ids(Arc<AtomicI64>);
 
@@ -53,7 +53,7 @@ struct ChannelEntry {
     channel: evenkeel::Channel,
     sockets: Sockets,
     calls: Arc<Calls>,
-    /// By the addresses of the endpoint.
+    /// Ids of subchannels, by the addresses of the endpoint.
     subchannels: Mutex<HashMap<Vec<String>, i64>>,
 }
 
@@ -63,7 +63,7 @@ struct ServerEntry {
     sockets: Sockets,
 }
 
-/// The calls of a channel: whoever makes them counts them here.
+/// Call counters of a channel. The caller updates them.
 #[derive(Debug, Default)]
 pub struct Calls {
     counts: Mutex<Counts>,
@@ -77,7 +77,7 @@ struct Counts {
     last_started: Option<SystemTime>,
 }
 
-/// A channel and what is below it, at one moment.
+/// Channel with its subchannels at one time.
 #[derive(Default)]
 struct ChannelSnapshot {
     channel: wire::Channel,
@@ -85,17 +85,17 @@ struct ChannelSnapshot {
 }
 
 impl Channelz {
-    /// Nothing to tell of yet.
+    /// Creates an empty registry.
     pub fn new() -> Channelz {
         Channelz::default()
     }
 
-    /// The connector for a channel that is to be told of.
+    /// Returns the connector for a channel to be registered.
     pub fn sockets(&self) -> Sockets {
         Sockets::new(self.shared.ids.clone())
     }
 
-    /// Tells of this channel, which opens its connections through these sockets.
+    /// Registers a channel that opens its connections through these sockets.
     pub fn add(&self, target: &str, channel: evenkeel::Channel, sockets: Sockets) -> Arc<Calls> {
         let calls = Arc::<Calls>::default();
         let known = ChannelEntry {
@@ -110,12 +110,13 @@ impl Channelz {
         calls
     }
 
-    /// Tells of the control planes that this client uses.
+    /// Registers the control planes of this client.
     pub fn add_client(&self, client: XdsClient) {
         lock(&self.shared.clients).push(client);
     }
 
-    /// Tells of a server that listens here and takes its connections through the sockets that this answers.
+    /// Registers a server with this listening address. It accepts its connections through the returned
+    /// sockets.
     pub fn add_server(&self, listens_on: SocketAddr) -> Sockets {
         let ids = &self.shared.ids;
         let listener =
@@ -126,12 +127,12 @@ impl Channelz {
         sockets
     }
 
-    /// For a tonic server.
+    /// Returns the service for a tonic server.
     pub fn service(&self) -> ChannelzServer<Channelz> {
         ChannelzServer::new(self.clone())
     }
 
-    /// Everything, by the ids of the channels.
+    /// Returns snapshots of all channels, by id.
     async fn look(&self) -> Vec<ChannelSnapshot> {
         let known = lock(&self.shared.channels).clone();
         let mut all = Vec::new();
@@ -162,7 +163,7 @@ impl Channelz {
         found.ok_or_else(|| not_found("server", id))
     }
 
-    /// Those of all channels and servers.
+    /// Returns the sockets of all channels and servers.
     fn all_sockets(&self) -> Vec<Arc<Socket>> {
         let mut all: Vec<Arc<Socket>> =
             lock(&self.shared.channels).iter().flat_map(|known| known.sockets.open()).collect();
@@ -187,14 +188,14 @@ impl ChannelSnapshot {
 }
 
 impl Calls {
-    /// A call begins.
+    /// Counts a call as started.
     pub fn start(&self) {
         let mut counts = lock(&self.counts);
         counts.started += 1;
         counts.last_started = Some(SystemTime::now());
     }
 
-    /// A call that was started has ended.
+    /// Counts a started call as ended.
     pub fn end(&self, succeeded: bool) {
         let mut counts = lock(&self.counts);
         if succeeded {
@@ -238,8 +239,8 @@ impl ChannelEntry {
     }
 }
 
-/// Every endpoint below a policy. Endpoints with the same addresses share their connections, and so are one; it counts as
-/// ready where one of the policies has it ready.
+/// Collects the endpoints below a policy. Endpoints with equal addresses share connections and are merged.
+/// The result is READY if one of them is.
 fn gather(description: &Description, endpoints: &mut Vec<EndpointRow>) {
     for row in &description.endpoints {
         match endpoints.iter_mut().find(|known| known.addresses == row.addresses) {
@@ -268,7 +269,7 @@ fn subchannel(id: i64, row: &EndpointRow, sockets: &[Arc<Socket>]) -> wire::Subc
     }
 }
 
-/// The stream to a control plane: one call that is under way while it is well, and one that failed for every failure.
+/// Describes an ADS stream as a channel: one active call while it works, and one failed call per failure.
 fn control_plane(id: i64, uri: String, tally: &ServerStats) -> wire::Channel {
     let connectivity = match tally {
         ServerStats { connected: true, .. } => ConnectivityState::Ready,
@@ -408,7 +409,7 @@ impl Service for Channelz {
     }
 }
 
-/// Those with this id or a higher one, as many as an answer may have, and whether these are all. They come by id.
+/// Returns the objects from this id on, up to the maximum, sorted by id, and a flag for the end.
 fn page<T>(
     all: Vec<T>,
     id: impl Fn(&T) -> i64,
@@ -432,7 +433,7 @@ fn not_found(what: &str, id: i64) -> Status {
     Status::not_found(format!("there is no {what} {id}"))
 }
 
-/// Nothing panics while one of these locks is held.
+/// Locks a mutex. Poisoning is ignored: no code panics while holding one of these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,14 +1,14 @@
-//! The flags of the interop programs, as every peer's programs read theirs: `--qps=10`, `--qps 10` and `-qps=10` are the
-//! same, `--print_response` alone is true, of a flag that is given twice the last one counts.
+//! Flag parser of the interop programs, compatible with those of all peers. `--qps=10`, `--qps 10` and
+//! `-qps=10` are equal, `--print_response` alone is true, and the last of repeated flags applies.
 //!
-//! A program asks for the flags that it has; what nobody asked for is left over in [`Flags::unknown`], so that drivers
-//! may pass flags that only other clients know. The word after a flag is its value only if the flag takes one.
+//! A program reads the flags that it supports. All others are in [`Flags::unknown`], so that drivers may pass
+//! flags of other clients. The word after a flag is its value only if the flag takes one.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What the command line says, and what of it was asked for.
+/// Command line, with marks for the flags read.
 #[derive(Debug)]
 pub struct Flags {
     args: Vec<Arg>,
@@ -16,29 +16,29 @@ pub struct Flags {
 
 #[derive(Debug)]
 struct Arg {
-    /// Without dashes. `None`: a word that is not a flag.
+    /// Name without dashes; `None` for a word that is not a flag.
     name: Option<String>,
-    /// What stands after `=`, or the word itself.
+    /// Text after `=`, or the word itself.
     value: Option<String>,
     taken: bool,
 }
 
-/// A value that a flag cannot have. The user can fix it.
+/// Invalid value of a flag.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FlagError(String);
 
 impl Flags {
-    /// The arguments of a program, without its name.
+    /// Parses the arguments of a program, without its name.
     pub fn of(args: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { args: args.into_iter().map(|arg| Arg::of(arg.into())).collect() }
     }
 
-    /// Any text.
+    /// Returns a text flag.
     pub fn text(&mut self, name: &str, default: &str) -> Result<String, FlagError> {
         Ok(self.value(name, "a value")?.unwrap_or_else(|| default.to_owned()))
     }
 
-    /// A number that fits `T`.
+    /// Returns a number that fits `T`.
     pub fn number<T: FromStr>(&mut self, name: &str, default: T) -> Result<T, FlagError> {
         let expected = format!("a number ({})", std::any::type_name::<T>());
         match self.value(name, &expected)? {
@@ -47,7 +47,7 @@ impl Flags {
         }
     }
 
-    /// Yes or no; no if the flag is absent.
+    /// Returns a boolean flag; false if absent.
     pub fn yes(&mut self, name: &str) -> Result<bool, FlagError> {
         let mut answer = false;
         for at in self.places(name) {
@@ -65,7 +65,7 @@ impl Flags {
         Ok(answer)
     }
 
-    /// A time with its unit, as Go writes them: `20s`, `500ms`, `1.5m`.
+    /// Returns a duration with a unit, as in Go: `20s`, `500ms`, `1.5m`.
     pub fn duration(&mut self, name: &str) -> Result<Option<Duration>, FlagError> {
         const EXPECTED: &str = "a time like 20s or 500ms";
         let Some(text) = self.value(name, EXPECTED)? else { return Ok(None) };
@@ -73,8 +73,8 @@ impl Flags {
         Ok(Some(time))
     }
 
-    /// A flag of any other kind: `read` makes a value of its text, or says what was expected. `default` is read if the flag is
-    /// absent.
+    /// Returns a flag parsed by `read`, whose error describes the expectation. An absent flag parses
+    /// `default`.
     pub fn read<T>(
         &mut self,
         name: &str,
@@ -85,7 +85,7 @@ impl Flags {
         read(&text).map_err(|expected| FlagError::of(name, &expected, &text))
     }
 
-    /// The same; nothing if the flag is absent.
+    /// The same, with `None` for an absent flag.
     pub fn read_if_there<T>(
         &mut self,
         name: &str,
@@ -95,7 +95,7 @@ impl Flags {
         read(&text).map(Some).map_err(|expected| FlagError::of(name, &expected, &text))
     }
 
-    /// What nobody asked for, as it was given; a word after an unknown flag goes with it. To be called last.
+    /// Returns the arguments that were not read. A word after an unknown flag belongs to it. Call it last.
     pub fn unknown(&self) -> Vec<String> {
         let mut unknown: Vec<String> = Vec::new();
         let mut after_unknown_flag = false;
@@ -123,7 +123,7 @@ impl Flags {
         unknown
     }
 
-    /// Says on stderr, once each, which flags are ignored.
+    /// Warns on stderr about each ignored flag.
     pub fn warn_of_unknown(&self) {
         for flag in self.unknown() {
             eprintln!("warning: unknown flag {flag} is ignored");
@@ -144,7 +144,7 @@ impl Flags {
         Ok(found)
     }
 
-    /// Where the flag stands; it counts as asked for from here on.
+    /// Returns the positions of a flag, and marks it as read.
     fn places(&mut self, name: &str) -> Vec<usize> {
         let is_it = |arg: &Arg| arg.name.as_deref() == Some(name);
         let places: Vec<usize> = (0..self.args.len()).filter(|&at| is_it(&self.args[at])).collect();

@@ -23,9 +23,9 @@ const HEADING: &str = "## Istio\n";
 pub struct IstioReport {
     /// Names of the clients, each with the result of every case.
     pub columns: Vec<(String, Vec<Result<(), String>>)>,
-    /// The cases, in order.
+    /// Cases of the report, in order.
     pub cases: Vec<IstioCase>,
-    /// Istiod with its versions.
+    /// istiod with its versions.
     pub peer: Peer,
 }
 
@@ -85,7 +85,7 @@ impl IstioReport {
         (passed, results().count() - passed)
     }
 
-    /// The section of `docs/interop.md`, with its heading.
+    /// Returns the section of `docs/interop.md`, with its heading.
     pub fn section(&self) -> String {
         let mut text = format!("{HEADING}\n{INTRODUCTION}\n");
         let names: Vec<_> = self.columns.iter().map(|(name, _)| name.as_str()).collect();
@@ -102,7 +102,7 @@ impl IstioReport {
     }
 }
 
-/// The section about Istio within a document, if it has one.
+/// Returns the section about Istio in a document, if it has one.
 pub fn section_in(document: &str) -> Option<&str> {
     let begin = document.find(&format!("\n{HEADING}"))? + 1;
     let rest = &document[begin..];
@@ -110,7 +110,8 @@ pub fn section_in(document: &str) -> Option<&str> {
     Some(&rest[..end])
 }
 
-/// The document with this section in place of the one that it has, or before the section about gRPC's own driver.
+/// Returns the document with this section in place of the existing one, or before the section about gRPC's
+/// own driver.
 pub fn with_section(document: &str, section: &str) -> String {
     if let Some(old) = section_in(document) {
         return document.replacen(old, section, 1);

@@ -1,6 +1,6 @@
-//! evenkeel against the others: the programs of gRPC's published xDS interop description, the description's cases as a
-//! driver that runs them with any client, server and control plane, and the peers to run them with.
-//! `tools/interop/README.md` tells how to run all of it.
+//! Interoperability with other gRPC implementations: the programs of gRPC's published xDS interop
+//! description, its cases as a driver for any client, server and control plane, and the peers.
+//! `tools/interop/README.md` describes how to run them.
 
 pub mod channelz;
 pub mod client;

@@ -11,7 +11,7 @@ use interop::istio::{IstioReport, with_section};
 use interop::matrix::{Matrix, MatrixFilter};
 use interop::peers::{self, NoPeer};
 
-/// The exit code if no case failed and a peer could not be installed although its toolchain is here.
+/// Exit code if no case failed, and a peer with an available toolchain could not be installed.
 const NOT_INSTALLED: u8 = 4;
 
 /// evenkeel against the others.

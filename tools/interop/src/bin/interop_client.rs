@@ -1,4 +1,4 @@
-//! gRPC's interop client, as far as load reports go: see `interop::orca_cases`.
+//! gRPC's interop client, limited to the load report cases: see `interop::orca_cases`.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,6 @@
 //! gRPC's xDS interop client, on evenkeel. `tools/interop/README.md` lists its flags.
 //!
-//! It ends with 2 if a flag is wrong, with 1 if it cannot go on, and with 0 when it is told to end.
+//! It exits with 2 for an invalid flag, with 1 on a fatal error, and with 0 on a signal.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The connections of a channel or a server, as long as they are open.
+//! Open connections of a channel or a server.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,17 +16,17 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use super::{Ids, lock};
 
-/// Lists the connections that one channel opens through it, or one server takes. Cheap to clone; clones are the same.
+/// List of the connections that one channel opens or one server accepts. Clones share it.
 #[derive(Clone)]
 pub struct Sockets {
     ids: Ids,
     open: Arc<Mutex<BTreeMap<i64, Arc<Socket>>>>,
 }
 
-/// A connection, or where connections come in.
+/// Connection, or listening socket.
 pub(super) struct Socket {
     pub(super) id: i64,
-    /// A channel's: what was asked for, as endpoints name it. A server's: who has come.
+    /// For a channel, the dialled address as endpoints name it. For a server, the client's address.
     pub(super) name: String,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
@@ -37,13 +37,13 @@ impl Sockets {
         Sockets { ids, open: Arc::default() }
     }
 
-    /// Those that are open, by id.
+    /// Returns the open connections, by id.
     pub(super) fn open(&self) -> Vec<Arc<Socket>> {
         lock(&self.open).values().cloned().collect()
     }
 
-    /// A connection that a server has taken. Both its ends have addresses of IPv4 if it came that way, although the socket
-    /// of a server for both kinds has others: drivers look for the client's end of it by its address.
+    /// Registers an accepted connection. IPv4-mapped addresses of a dual-stack socket become IPv4, since
+    /// drivers look up the client's end by its address.
     pub fn taken(&self, stream: TcpStream) -> Connection {
         let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
         let ends = [stream.local_addr(), stream.peer_addr()].map(|end| end.ok().map(plain));
@@ -62,7 +62,7 @@ impl Sockets {
         Ok(Box::new(match &address {
             Address::Ip(to) => {
                 let stream = TcpStream::connect(to).await?;
-                // HTTP/2 gathers its frames itself.
+                // HTTP/2 batches its frames itself.
                 stream.set_nodelay(true)?;
                 let ends = [stream.local_addr().ok(), stream.peer_addr().ok()];
                 self.listed(address.to_string(), Box::new(stream), ends)
@@ -89,7 +89,7 @@ impl Connector for Sockets {
     }
 }
 
-/// A connection that is on the list until it is dropped.
+/// Connection that is listed until dropped.
 pub struct Connection {
     io: Box<dyn Io>,
     socket: Arc<Socket>,
@@ -102,7 +102,7 @@ impl Drop for Connection {
     }
 }
 
-/// Services see who has come, as with a plain stream.
+/// Exposes the client's address to services, as a plain stream does.
 impl Connected for Connection {
     type ConnectInfo = TcpConnectInfo;
 

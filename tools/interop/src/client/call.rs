@@ -1,7 +1,7 @@
 //! One call, from its request to its trailers.
 //!
-//! tonic's generated clients put headers and trailers of an answer into one map. Drivers ask which was which, so the calls
-//! are made as streams of one message, which on the wire is the same.
+//! tonic's generated clients merge response headers and trailers into one map. Drivers distinguish them, so
+//! calls are made as streams of one message, which is identical on the wire.
 
 use evenkeel::{Address, CapturePeer, Channel, PeerAddress};
 use http::uri::PathAndQuery;
@@ -14,7 +14,7 @@ use tonic_prost::ProstCodec;
 use super::plan::{Kind, Planned};
 use crate::proto::testing::{Empty, Payload, SimpleRequest, SimpleResponse};
 
-/// How large the messages of a UnaryCall are.
+/// Payload sizes of a UnaryCall.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sizes {
     pub(crate) request: usize,
@@ -23,9 +23,9 @@ pub(crate) struct Sizes {
 
 /// Response of one call.
 pub(crate) struct CallResponse {
-    /// The host name of the server that answered, if it said one.
+    /// Host name from the response, if the server sent one.
     pub(crate) peer: Option<String>,
-    /// Where that server is.
+    /// Address of the server.
     pub(crate) address: Option<Address>,
     pub(crate) initial: MetadataMap,
     pub(crate) trailing: MetadataMap,

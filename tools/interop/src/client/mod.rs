@@ -1,7 +1,8 @@
-//! The client of gRPC's xDS interop tests, on [`evenkeel::Channel`].
+//! Client of gRPC's xDS interop tests, on [`evenkeel::Channel`].
 //!
-//! It makes calls at a steady rate, counts where they go, and serves to a driver: statistics, what to call from now on, and
-//! the admin services (CSDS, channelz). It knows nothing of the cases that a driver runs with it.
+//! It makes calls at a steady rate and counts them by server. For a driver it serves statistics,
+//! reconfiguration of the calls, and the admin services (CSDS, channelz). It does not know the driver's
+//! cases.
 
 mod call;
 mod plan;
@@ -34,7 +35,7 @@ use crate::channelz::{Calls, Channelz};
 use crate::proto::testing::load_balancer_stats_service_server::LoadBalancerStatsServiceServer;
 use crate::proto::testing::xds_update_client_configure_service_server::XdsUpdateClientConfigureServiceServer;
 
-/// Runs the client until it is told to end, or cannot go on: the error says why.
+/// Runs the client until a signal or a fatal error.
 pub async fn run(settings: Settings) -> Result<(), String> {
     let channelz = Channelz::new();
     let lines = channels(&settings, &channelz)?;
@@ -62,8 +63,8 @@ pub async fn run(settings: Settings) -> Result<(), String> {
     });
     let calls = async {
         let mut ticks = interval(settings.period);
-        // After a pause of the machine the calls that it cost are not made up for: a flood of them is what no driver
-        // expects, and would fill circuit breakers. The ticks that come keep to the times of the first.
+        // Ticks missed during a stall are skipped. A burst would surprise drivers and trip circuit breakers.
+        // Later ticks keep the original schedule.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         for line in lines.iter().cycle() {
             ticks.tick().await;
@@ -86,26 +87,26 @@ pub async fn run(settings: Settings) -> Result<(), String> {
     }
 }
 
-/// A channel, and where its calls are counted for channelz.
+/// Channel with its channelz counters.
 struct Line {
     channel: Channel,
     calls: Arc<Calls>,
 }
 
-/// What all calls share.
+/// State shared by all calls.
 struct Caller {
     stats: Arc<Stats>,
     sizes: Sizes,
-    /// The status of a call that went well.
+    /// Expected status of a call.
     expected: Code,
     print: bool,
-    /// Told of a call that failed after one went well, if that is to end the program.
+    /// Receives the first failure after a success, if that must end the program.
     fatal: Option<mpsc::Sender<String>>,
     succeeded: AtomicBool,
 }
 
 impl Caller {
-    /// Starts a call, which is counted from here on.
+    /// Starts a call and counts it.
     fn start(self: Arc<Self>, line: &Line, planned: Arc<Planned>) {
         let started = self.stats.start(planned.kind);
         let Line { channel, calls } = line;
@@ -130,12 +131,13 @@ impl Caller {
         if self.is_well(outcome) {
             self.succeeded.store(true, Ordering::Relaxed);
         } else if let Some(fatal) = self.fatal.as_ref().filter(|_| self.succeeded.load(Ordering::Relaxed)) {
-            // One is enough to end.
+            // One message is enough.
             let _ = fatal.try_send(format!("RPC failed: {}: {}", kind.name(), told(outcome)));
         }
     }
 
-    /// For `--print_response`. The words are those that drivers look for in the output of any client.
+    /// Formats a line for `--print_response`. The wording is that of all languages' clients, which drivers
+    /// match.
     fn line(&self, kind: Kind, outcome: &Result<CallResponse, Status>) -> String {
         let name = kind.name();
         match outcome {
@@ -160,7 +162,7 @@ fn told(outcome: &Result<CallResponse, Status>) -> String {
     }
 }
 
-/// As many channels as there should be. They share an xDS client, as the channels of a process do.
+/// Creates the channels. They share an xDS client, as in any process.
 fn channels(settings: &Settings, channelz: &Channelz) -> Result<Vec<Line>, String> {
     let credentials = credentials(settings);
     let client = if settings.server.starts_with("xds:") { Some(xds_client(settings)?) } else { None };
@@ -183,13 +185,13 @@ fn channels(settings: &Settings, channelz: &Channelz) -> Result<Vec<Line>, Strin
     Ok(lines)
 }
 
-/// How servers are talked to.
+/// Returns the credentials for servers.
 fn credentials(settings: &Settings) -> Credentials {
     let insecure = Credentials::insecure();
     if settings.secure_mode { Credentials::xds(insecure) } else { insecure }
 }
 
-/// The client of the environment's bootstrap, for clusters that may have the policy of the tests.
+/// Creates the xDS client of the environment's bootstrap, with the test policy registered.
 fn xds_client(settings: &Settings) -> Result<XdsClient, String> {
     let bootstrap = Bootstrap::load(|name| std::env::var(name).ok(), |file| std::fs::read_to_string(file));
     let bootstrap = bootstrap.map_err(|error| error.to_string())?;
@@ -198,7 +200,7 @@ fn xds_client(settings: &Settings) -> Result<XdsClient, String> {
     Ok(XdsClient::builder(bootstrap).registry(registry).variant(settings.variant).build())
 }
 
-/// Listens on all interfaces; on those of IPv4 where there is no IPv6.
+/// Listens on all interfaces; on IPv4 only if IPv6 is unavailable.
 async fn listen(port: u16) -> io::Result<TcpListener> {
     match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
         Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
@@ -208,7 +210,8 @@ async fn listen(port: u16) -> io::Result<TcpListener> {
     }
 }
 
-/// Until somebody wants the program to end. From this call on, not from the first poll, SIGTERM does not kill.
+/// Waits for a signal. The handler is installed by this call, not by the first poll, so an early SIGTERM does
+/// not kill the process.
 fn end() -> impl Future<Output = ()> {
     #[cfg(unix)]
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).ok();
@@ -228,7 +231,7 @@ fn end() -> impl Future<Output = ()> {
     }
 }
 
-/// One line on stdout. That nobody reads it is no reason to end.
+/// Prints one line on stdout. A closed pipe is ignored.
 fn say(line: &str) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

@@ -1,7 +1,7 @@
-//! What the client calls: the kinds of calls, with their metadata and their time.
+//! Calls of the client: methods with metadata and timeout.
 //!
-//! A plan comes from the flags `--rpc` and `--metadata`, or from a driver's `Configure`. Whatever is wrong with it is said
-//! here; the calls trust it.
+//! A plan comes from the flags `--rpc` and `--metadata`, or from a driver's `Configure`. It is validated
+//! here; the calls rely on it.
 
 use std::time::Duration;
 
@@ -11,23 +11,23 @@ use tonic::metadata::{Binary, MetadataMap, MetadataValue};
 use crate::proto::testing::ClientConfigureRequest;
 use crate::proto::testing::client_configure_request::{Metadata, RpcType};
 
-/// A method of the test service.
+/// Method of the test service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Empty,
     Unary,
 }
 
-/// One kind of calls, as it is to be made.
+/// Calls of one method, with metadata and timeout.
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     pub(crate) kind: Kind,
     pub(crate) metadata: MetadataMap,
-    /// `None`: for as long as it takes.
+    /// `None` for no deadline.
     pub(crate) timeout: Option<Duration>,
 }
 
-/// Metadata for one kind of calls.
+/// Metadata entry for one method.
 #[derive(Debug)]
 pub(crate) struct Extra {
     kind: Kind,
@@ -36,7 +36,7 @@ pub(crate) struct Extra {
 }
 
 impl Kind {
-    /// As flags and the statistics of peers have it.
+    /// Returns the name in flags and per-peer statistics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Empty => "EmptyCall",
@@ -44,7 +44,7 @@ impl Kind {
         }
     }
 
-    /// As the accumulated statistics have it.
+    /// Returns the name in accumulated statistics.
     pub(crate) fn type_name(self) -> &'static str {
         RpcType::from(self).as_str_name()
     }
@@ -67,7 +67,7 @@ impl From<Kind> for RpcType {
     }
 }
 
-/// The value of `--rpc`; the error says what is expected.
+/// Parses the value of `--rpc`. The error describes the expectation.
 pub(crate) fn kinds(text: &str) -> Result<Vec<Kind>, String> {
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
     let mut kinds = names.map(Kind::of_name).collect::<Result<Vec<_>, _>>()?;
@@ -77,7 +77,8 @@ pub(crate) fn kinds(text: &str) -> Result<Vec<Kind>, String> {
     Ok(kinds)
 }
 
-/// The value of `--metadata`: `EmptyCall:key:value,UnaryCall:key:value`, with several pairs after a kind if need be.
+/// Parses the value of `--metadata`: `EmptyCall:key:value,UnaryCall:key:value`, with several pairs per method
+/// allowed.
 pub(crate) fn metadata(text: &str) -> Result<Vec<Extra>, String> {
     let mut all = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -93,7 +94,7 @@ pub(crate) fn metadata(text: &str) -> Result<Vec<Extra>, String> {
     Ok(all)
 }
 
-/// Calls of these kinds, each kind once. Metadata of other kinds is left out, as all peers do.
+/// Returns one entry per method. Metadata of other methods is ignored, as in all peers.
 pub(crate) fn plan(kinds: &[Kind], metadata: &[Extra], timeout: Duration) -> Vec<Planned> {
     let mut plan: Vec<Planned> = Vec::new();
     for &kind in kinds {
@@ -104,7 +105,7 @@ pub(crate) fn plan(kinds: &[Kind], metadata: &[Extra], timeout: Duration) -> Vec
     plan
 }
 
-/// What a driver wants from here on; the error is the driver's to fix.
+/// Returns the plan of a driver's request. Errors are the driver's to fix.
 pub(crate) fn configured(
     request: &ClientConfigureRequest,
     default_timeout: Duration,
@@ -130,7 +131,7 @@ impl Planned {
         for extra in own() {
             headers.append(&extra.name, extra.value.clone());
         }
-        // A call that is to be kept open is there to be in flight: a deadline would end it.
+        // A keep-open call must stay in flight, so it has no deadline.
         let is_kept_open = own().any(|extra| extra.name == "rpc-behavior" && extra.value == "keep-open");
         let metadata = MetadataMap::from_headers(headers);
         Planned { kind, metadata, timeout: (!is_kept_open).then_some(timeout) }
@@ -138,7 +139,7 @@ impl Planned {
 }
 
 impl Extra {
-    /// The error says what is expected.
+    /// Validates an entry. The error describes the expectation.
     fn new(kind: Kind, key: &str, value: &str) -> Result<Extra, String> {
         let name = HeaderName::from_bytes(key.as_bytes()).map_err(|_| "a name of a header")?;
         let value = if key.ends_with("-bin") {

@@ -1,5 +1,5 @@
-//! `test.RpcBehaviorLoadBalancer`: round_robin whose calls carry the header `rpc-behavior`, so that a driver sees at the
-//! servers that a policy of the program's own was chosen by the control plane (A52).
+//! `test.RpcBehaviorLoadBalancer`: round_robin that adds the header `rpc-behavior` to calls. With it a driver
+//! verifies that the control plane selected a custom policy (A52).
 //!
 //! Its config is `{"rpcBehavior": "error-code-15"}`.
 
@@ -11,20 +11,20 @@ use evenkeel_core::{
     LbState, PickArgs, PickHeaders, PickResult, Picker, Policy,
 };
 
-/// What configs call it.
+/// Policy name in configs.
 pub(crate) const NAME: &str = "test.RpcBehaviorLoadBalancer";
 
-/// The header that it adds.
+/// Header that the policy adds.
 const HEADER: &str = "rpc-behavior";
 
-/// The policy.
+/// The policy and its round_robin child.
 #[derive(Default)]
 pub(crate) struct RpcBehavior {
     child: ChildPolicy,
     shown: CachedState<PickerInputs>,
 }
 
-/// Its settings.
+/// Parsed config of the policy.
 pub(crate) struct RpcBehaviorConfig {
     headers: PickHeaders,
     round_robin: LbConfig,

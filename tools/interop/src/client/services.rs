@@ -1,4 +1,4 @@
-//! What drivers ask of the client: its statistics, and to call something else.
+//! Services for drivers: statistics, and reconfiguration of the calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::proto::testing::{
     LoadBalancerAccumulatedStatsResponse, LoadBalancerStatsRequest, LoadBalancerStatsResponse,
 };
 
-/// Tells where calls go.
+/// Reports the distribution of calls.
 pub(crate) struct StatsService(pub(crate) Arc<Stats>);
 
-/// Changes what is called.
+/// Changes the calls to make.
 pub(crate) struct ConfigureService {
     pub(crate) plan: watch::Sender<Vec<Arc<Planned>>>,
-    /// Of calls for which the driver says none.
+    /// Timeout of calls without one in the request.
     pub(crate) default_timeout: Duration,
 }
 

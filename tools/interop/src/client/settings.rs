@@ -1,4 +1,4 @@
-//! The client's flags.
+//! Flags of the client.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -11,15 +11,15 @@ use super::call::Sizes;
 use super::plan::{self, Planned};
 use crate::flags::{FlagError, Flags};
 
-/// More ticks than this in a second are a mistake in the flags.
+/// Maximum number of ticks per second.
 const MAX_TICKS: u32 = 1_000_000;
 
-/// How the client is to run.
+/// Settings of the client.
 #[derive(Debug)]
 pub struct Settings {
     pub(crate) server: String,
     pub(crate) channels: u32,
-    /// The time between two ticks.
+    /// Interval between two ticks.
     pub(crate) period: Duration,
     pub(crate) plan: Vec<Planned>,
     pub(crate) timeout: Duration,
@@ -29,12 +29,12 @@ pub struct Settings {
     pub(crate) print_response: bool,
     pub(crate) expect_status: Code,
     pub(crate) secure_mode: bool,
-    /// A flag of our own: the delta variant of ADS.
+    /// ADS variant. The flag for it is our own.
     pub(crate) variant: XdsVariant,
 }
 
 impl Settings {
-    /// Reads the flags. The spellings are those of all languages' clients.
+    /// Parses the flags. Their names are those of all languages' clients.
     pub fn read(flags: &mut Flags) -> Result<Settings, FlagError> {
         let channels = flags.read("num_channels", "1", |text| number(text, 1, MAX_TICKS))?;
         let qps = flags.read("qps", "1", |text| number(text, 1, MAX_TICKS / channels))?;
@@ -64,20 +64,20 @@ impl Settings {
     }
 }
 
-/// The error says what is expected.
+/// Parses a number in a range. The error describes the expectation.
 fn number<T: FromStr + PartialOrd + Display + Copy>(text: &str, least: T, most: T) -> Result<T, String> {
     let number = text.parse().ok().filter(|number| *number >= least && *number <= most);
     number.ok_or_else(|| format!("a number from {least} to {most}"))
 }
 
-/// A status by its name or number.
+/// Parses a status code by name or number.
 fn code(text: &str) -> Result<Code, String> {
     let is_it = |(name, code): &&(&str, Code)| *name == text || (*code as i32).to_string() == text;
     let found = CODES.iter().find(is_it).map(|(_, code)| *code);
     found.ok_or_else(|| "a status such as OK or UNAVAILABLE, or its number".to_owned())
 }
 
-/// The name of a status, as gRPC writes it.
+/// Returns gRPC's name of a status code.
 pub(crate) fn code_name(code: Code) -> &'static str {
     CODES.iter().find(|(_, known)| *known == code).map_or("UNKNOWN", |(name, _)| *name)
 }

@@ -1,7 +1,7 @@
-//! Where calls went and how they ended: for each driver that asks about the next calls, and since the start.
+//! Distribution and results of calls: for each driver that requests the next calls, and since the start.
 //!
-//! A driver that asks is given the calls that *start* after its request, whatever the order in which they end: so a slow
-//! server is counted as often as a fast one.
+//! A driver gets the calls that *start* after its request, in any order of completion. A slow server is thus
+//! counted as often as a fast one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -20,7 +20,7 @@ use crate::proto::testing::{
     LoadBalancerAccumulatedStatsResponse, LoadBalancerStatsRequest, LoadBalancerStatsResponse,
 };
 
-/// All calls of the process.
+/// Statistics of all calls of the process.
 #[derive(Default)]
 pub(crate) struct Stats {
     counted: Mutex<CallTotals>,
@@ -29,7 +29,7 @@ pub(crate) struct Stats {
 #[derive(Default)]
 struct CallTotals {
     totals: BTreeMap<Kind, Totals>,
-    /// Those that want more calls, and how many more.
+    /// Pending requests, each with the number of calls that it still needs.
     watchers: Vec<(Weak<Watcher>, usize)>,
 }
 
@@ -39,14 +39,14 @@ struct Totals {
     ended: BTreeMap<i32, i32>,
 }
 
-/// A driver that waits for the next calls.
+/// Pending request of a driver.
 struct Watcher {
     wanted: usize,
     keys: Keys,
     seen: watch::Sender<WatcherTotals>,
 }
 
-/// Results of the calls of one watcher.
+/// Results of one request's calls.
 #[derive(Default)]
 struct WatcherTotals {
     ended: usize,
@@ -54,20 +54,20 @@ struct WatcherTotals {
     told: LoadBalancerStatsResponse,
 }
 
-/// A call that has started and not ended.
+/// Call that has started and not ended.
 pub(crate) struct Started {
     kind: Kind,
     watchers: Vec<Arc<Watcher>>,
 }
 
 impl Stats {
-    /// A call begins.
+    /// Counts a call as started.
     pub(crate) fn start(&self, kind: Kind) -> Started {
         let mut counted = self.counted();
         add_one(&mut counted.totals.entry(kind).or_default().started);
         let mut watchers = Vec::new();
         counted.watchers.retain_mut(|(watcher, wanted)| {
-            // A driver that went away is forgotten.
+            // Drop requests of drivers that have disconnected.
             let Some(watcher) = watcher.upgrade() else { return false };
             watchers.push(watcher);
             *wanted -= 1;
@@ -76,7 +76,7 @@ impl Stats {
         Started { kind, watchers }
     }
 
-    /// A call has ended.
+    /// Counts a call as ended.
     pub(crate) fn end(&self, call: Started, outcome: &Result<CallResponse, Status>) {
         let code = outcome.as_ref().map_or_else(Status::code, |_| Code::Ok);
         {
@@ -89,7 +89,7 @@ impl Stats {
         }
     }
 
-    /// What became of the next calls, once all have ended or the time is over.
+    /// Returns the results of the next calls, once all have ended or on timeout.
     pub(crate) async fn next_calls(
         &self,
         request: LoadBalancerStatsRequest,
@@ -107,7 +107,7 @@ impl Stats {
         Ok(watcher.told())
     }
 
-    /// What became of all calls since the start.
+    /// Returns the results of all calls since the start.
     pub(crate) fn accumulated(&self) -> LoadBalancerAccumulatedStatsResponse {
         let mut told = LoadBalancerAccumulatedStatsResponse::default();
         for (kind, totals) in &self.counted().totals {
@@ -123,7 +123,7 @@ impl Stats {
         told
     }
 
-    /// Nothing panics while the lock is held.
+    /// Locks the statistics. Poisoning is ignored: no code panics while holding the lock.
     fn counted(&self) -> MutexGuard<'_, CallTotals> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -133,7 +133,7 @@ impl Watcher {
     fn see(&self, kind: Kind, answer: Option<&CallResponse>) {
         self.seen.send_modify(|seen| {
             seen.ended += 1;
-            // An answer of nobody counts as a failure, as the published description has it.
+            // A response without a host name counts as a failure, as the published description requires.
             let Some((answer, peer)) = answer.and_then(|answer| Some((answer, answer.peer.as_ref()?))) else {
                 return;
             };
@@ -153,7 +153,7 @@ impl Watcher {
         let seen = self.seen.borrow();
         let mut told = seen.told.clone();
         told.num_failures = i32::try_from(self.wanted - seen.answered).unwrap_or(i32::MAX);
-        // If none of the calls had any of the metadata, nothing is told of it, as in C++.
+        // Metadata is omitted if no call had any, as in C++.
         let mut of_calls = told.metadatas_by_peer.values().flat_map(|peer| &peer.rpc_metadata);
         if of_calls.all(|call| call.metadata.is_empty()) {
             told.metadatas_by_peer.clear();
@@ -162,10 +162,10 @@ impl Watcher {
     }
 }
 
-/// Which metadata of answers a driver wants to see.
+/// Response metadata keys that a driver requests.
 enum Keys {
     All,
-    /// In lower case.
+    /// Keys in lower case.
     These(Vec<String>),
 }
 
@@ -181,7 +181,8 @@ impl Keys {
         matches!(self, Keys::These(keys) if keys.is_empty())
     }
 
-    /// Headers of the protocol are not the application's, and libraries of other languages do not show them.
+    /// Returns true for a requested key. Protocol headers are excluded from `All`, as in other languages'
+    /// clients.
     fn contain(&self, key: &str) -> bool {
         match self {
             Keys::All => key != "content-type" && !key.starts_with("grpc-"),
@@ -200,7 +201,7 @@ impl Keys {
     }
 }
 
-/// Keys and values; binary ones as they are sent, in base64.
+/// Returns keys and values; binary values in base64, as on the wire.
 fn entries(map: &MetadataMap) -> impl Iterator<Item = (String, String)> {
     map.iter().map(|entry| match entry {
         KeyAndValueRef::Ascii(key, value) => (key.to_string(), lossy(value.as_encoded_bytes())),
@@ -216,7 +217,7 @@ fn at_least_zero(name: &str, number: i32) -> Result<usize, String> {
     usize::try_from(number).map_err(|_| format!("{name}: expected 0 or more, found {number}"))
 }
 
-/// The counts of the published messages are narrow; a client that runs for weeks stays at the largest.
+/// Increments a counter. The published messages use `i32`, so it saturates.
 fn add_one(count: &mut i32) {
     *count = count.saturating_add(1);
 }
@@ -235,18 +236,18 @@ mod tests {
         CallResponse { peer, address: None, initial: MetadataMap::new(), trailing: MetadataMap::new() }
     }
 
-    /// A driver's question, and the work that is done while it waits.
+    /// Sends a driver's request, and runs `meanwhile` while it waits.
     async fn ask(
         stats: &Stats,
         request: LoadBalancerStatsRequest,
         meanwhile: impl FnOnce(),
     ) -> LoadBalancerStatsResponse {
-        // In this order: the question is there before the work begins.
+        // Biased: the request is registered before the work starts.
         let (told, ()) = tokio::join!(biased; stats.next_calls(request), async { meanwhile() });
         told.unwrap()
     }
 
-    /// The next calls that start are counted, in whatever order they end, and no others.
+    /// Only calls that start after the request are counted, in any order of completion.
     #[tokio::test]
     async fn a_block_is_of_calls_that_start_after_the_question() {
         let stats = Stats::default();
@@ -274,7 +275,7 @@ mod tests {
         assert_eq!(total.num_rpcs_failed_by_method["UNARY_CALL"], 0);
     }
 
-    /// Calls that did not end in time, or did not even start, are failures; so is an answer without a name.
+    /// Calls that did not end or start in time are failures, and so is a response without a host name.
     #[tokio::test]
     async fn what_is_missing_when_the_time_is_over_has_failed() {
         let stats = Stats::default();

@@ -1,4 +1,5 @@
-//! Certificates for the secure cases, made anew for each: an authority, a server and a client whom it knows, and another server.
+//! Certificates for the secure cases, generated for each: a CA, its server and client, and a server with
+//! another identity.
 
 use std::fs;
 
@@ -11,20 +12,20 @@ use tempfile::TempDir;
 
 use super::{Failure, Result};
 
-/// What bootstraps call the provider of the client's certificates.
+/// Name of the certificate provider in bootstraps.
 pub(super) const PROVIDER: &str = "certificates";
 
-/// Who the server is that clusters accept.
+/// SPIFFE id of the server that clusters accept.
 pub(super) const SERVER: &str = "spiffe://interop/server";
 
-/// Who the server is that they do not.
+/// SPIFFE id of the server that clusters reject.
 const STRANGER: &str = "spiffe://interop/stranger";
 
-/// Files that go away with it.
+/// Folder of certificate files, removed on drop.
 pub struct Certificates(TempDir);
 
 impl Certificates {
-    /// Makes them.
+    /// Generates the certificates.
     pub(super) fn new() -> Result<Certificates> {
         let failed = |error: &dyn std::fmt::Display| Failure::new(format!("no certificates: {error}"));
         let certificates = Certificates(tempfile::tempdir().map_err(|error| failed(&error))?);
@@ -57,7 +58,7 @@ impl Certificates {
         self.0.path().join(name).display().to_string()
     }
 
-    /// The flags of the server that clusters accept; one that wants to know its clients, or not.
+    /// Returns the flags of the accepted server, with or without required client certificates.
     pub fn of_server(&self, wants_clients: bool) -> Vec<String> {
         let mut flags = self.of("server");
         if wants_clients {
@@ -66,7 +67,7 @@ impl Certificates {
         flags
     }
 
-    /// The flags of the server that they do not accept.
+    /// Returns the flags of the rejected server.
     pub fn of_stranger(&self) -> Vec<String> {
         self.of("stranger")
     }
@@ -78,12 +79,12 @@ impl Certificates {
         ]
     }
 
-    /// The providers of a client's bootstrap.
+    /// Returns the certificate providers of a client's bootstrap.
     pub(super) fn providers(&self) -> Value {
         self.providers_as(PROVIDER)
     }
 
-    /// The providers of a client's bootstrap, with a provider of this name.
+    /// Returns the certificate providers of a client's bootstrap, with this name.
     pub(super) fn providers_as(&self, name: &str) -> Value {
         let files = json!({
             "certificate_file": self.file("client.pem"),

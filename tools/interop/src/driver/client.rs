@@ -1,4 +1,4 @@
-//! A client program, as its services tell of it.
+//! Client program, observed through its services.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::proto::testing::{
     LoadBalancerStatsResponse,
 };
 
-/// What a client is to call.
+/// Calls that a client makes.
 #[derive(Clone, Debug)]
 pub struct Calls {
     qps: u32,
@@ -30,96 +30,96 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// A hundred unary calls a second.
+    /// 100 unary calls per second.
     pub fn unary() -> Calls {
         Calls { qps: 100, kinds: "UnaryCall", metadata: String::new(), fail_on_failure: false, secure: false }
     }
 
-    /// A hundred calls of each kind a second.
+    /// 100 calls per second of each method.
     pub fn both() -> Calls {
         Calls { kinds: "EmptyCall,UnaryCall", ..Calls::unary() }
     }
 
-    /// So many a second instead.
+    /// Sets the calls per second.
     #[must_use]
     pub fn qps(self, qps: u32) -> Calls {
         Calls { qps, ..self }
     }
 
-    /// With metadata, as in `UnaryCall:key:value,EmptyCall:key:value`.
+    /// Sets metadata, such as `UnaryCall:key:value,EmptyCall:key:value`.
     #[must_use]
     pub fn metadata(self, metadata: &str) -> Calls {
         Calls { metadata: metadata.to_owned(), ..self }
     }
 
-    /// Secured as the control plane says it.
+    /// Uses xDS credentials.
     #[must_use]
     pub fn secure(self) -> Calls {
         Calls { secure: true, ..self }
     }
 
-    /// It goes on whatever fails.
+    /// The client continues after failures.
     #[must_use]
     pub(super) fn some_may_fail(self) -> Calls {
         Calls { fail_on_failure: false, ..self }
     }
 
-    /// The client ends when a call fails after one has succeeded.
+    /// The client exits when a call fails after one has succeeded.
     #[must_use]
     pub fn none_may_fail(self) -> Calls {
         Calls { fail_on_failure: true, ..self }
     }
 }
 
-/// A running client program.
+/// Running client program.
 pub struct Client {
     process: Process,
-    /// Ends with it.
+    /// Stopped with the client.
     _proxy: Option<Envoy>,
     stats: LoadBalancerStatsServiceClient<Channel>,
     configure: XdsUpdateClientConfigureServiceClient<Channel>,
     status: ClientStatusDiscoveryServiceClient<Channel>,
 }
 
-/// Where some of a client's calls went.
+/// Distribution of a block of calls.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// Answered calls by the server's name.
+    /// Number of successful calls by server name.
     pub by_peer: BTreeMap<String, i32>,
-    /// The same, by kind of call.
+    /// The same, by method.
     pub by_kind: BTreeMap<String, BTreeMap<String, i32>>,
-    /// Calls that failed.
+    /// Number of failed calls.
     pub failures: i32,
 }
 
-/// A kind's counters since the client's start.
+/// Counters of a method since the client's start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Calls that have begun.
+    /// Number of started calls.
     pub started: i32,
-    /// Ended calls by status code.
+    /// Number of ended calls by status code.
     pub results: BTreeMap<i32, i32>,
 }
 
 impl Totals {
-    /// Calls that have begun and not ended.
+    /// Returns the number of active calls.
     pub fn in_flight(&self) -> i32 {
         self.started - self.results.values().sum::<i32>()
     }
 }
 
 impl Stats {
-    /// How many calls this server answered.
+    /// Returns the number of calls that this server served.
     pub fn of(&self, peer: &str) -> i32 {
         self.by_peer.get(peer).copied().unwrap_or(0)
     }
 
-    /// Whether exactly these servers answered, and nothing failed.
+    /// Returns true if exactly these servers served calls, without failures.
     pub fn only(&self, peers: &[&str]) -> bool {
         self.failures == 0 && self.by_peer.len() == peers.len() && peers.iter().all(|peer| self.of(peer) > 0)
     }
 
-    /// Whether all calls of each kind went to the server beside it, and nothing failed.
+    /// Returns true if all calls of each method reached the server beside it, without failures.
     pub fn went(&self, kinds: &[(&str, &str)]) -> bool {
         let to = |kind: &str| self.by_kind.get(kind).map(|peers| peers.keys().collect::<Vec<_>>());
         self.failures == 0 && kinds.iter().all(|(kind, peer)| to(kind) == Some(vec![&(*peer).to_owned()]))
@@ -140,7 +140,7 @@ impl From<LoadBalancerStatsResponse> for Stats {
 }
 
 impl Client {
-    /// Starts a client and waits until its services can be asked.
+    /// Starts a client and waits until its services respond.
     pub(super) async fn start(
         program: &Program,
         target: &str,
@@ -174,7 +174,7 @@ impl Client {
         })
     }
 
-    /// Where the next calls go.
+    /// Returns the distribution of the next calls.
     pub async fn next(&mut self, calls: i32) -> Result<Stats> {
         let request = LoadBalancerStatsRequest {
             num_rpcs: calls,
@@ -187,7 +187,7 @@ impl Client {
         }
     }
 
-    /// Waits until a block of so many calls is as it should be; gives that block.
+    /// Waits for a block of calls that satisfies the condition, and returns it.
     pub async fn until(
         &mut self,
         calls: i32,
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// The next block of so many calls must be as it should be.
+    /// Fails unless the next block of calls satisfies the condition.
     pub async fn now(&mut self, calls: i32, expected: &str, good: impl Fn(&Stats) -> bool) -> Result<Stats> {
         let stats = self.next(calls).await?;
         if good(&stats) { Ok(stats) } else { Err(self.unexpected(calls, expected, &stats)) }
@@ -216,7 +216,7 @@ impl Client {
         self.process.failure(&format!("was expected to have {expected}; of {calls} calls there were {stats}"))
     }
 
-    /// What it has counted since its start, by `EMPTY_CALL` and `UNARY_CALL`.
+    /// Returns the counters since the start, by `EMPTY_CALL` and `UNARY_CALL`.
     pub async fn totals(&mut self) -> Result<BTreeMap<String, Totals>> {
         let told = self.stats.get_client_accumulated_stats(LoadBalancerAccumulatedStatsRequest {}).await;
         let told = told?.into_inner().stats_per_method.into_iter();
@@ -225,7 +225,7 @@ impl Client {
             .collect())
     }
 
-    /// Waits until the totals are as they should be, at three looks one after another.
+    /// Waits until three consecutive samples of the counters satisfy the condition.
     pub async fn until_totals(
         &mut self,
         expected: &str,
@@ -247,7 +247,7 @@ impl Client {
         }
     }
 
-    /// Waits until calls of a kind end with this code and no other: 20 of them, one after another.
+    /// Waits until 20 consecutive calls of a method end with this code.
     pub async fn until_results(&mut self, kind: &str, code: i32) -> Result {
         let mut from = Totals::default();
         let expected = format!("{kind} end with code {code} and no other");
@@ -266,7 +266,7 @@ impl Client {
         .await
     }
 
-    /// Has it make other calls from now on.
+    /// Changes the calls of the client.
     pub async fn configure(
         &mut self,
         kinds: &[RpcType],
@@ -287,18 +287,18 @@ impl Client {
         Ok(())
     }
 
-    /// What it says of its xDS resources.
+    /// Returns the client's xDS resources (CSDS).
     pub async fn xds_config(&mut self) -> Result<Vec<ClientConfig>> {
         let answer = self.status.fetch_client_status(ClientStatusRequest::default()).await?;
         Ok(answer.into_inner().config)
     }
 
-    /// Fails if it has ended: as one does that may not fail.
+    /// Fails if the client has exited, as it does after a failure that is not allowed.
     pub fn still_runs(&mut self) -> Result {
         if self.process.runs() { Ok(()) } else { Err(self.process.failure("has ended")) }
     }
 
-    /// A failure that shows what the program said.
+    /// Returns a failure with the program's output.
     pub fn failure(&self, words: &str) -> Failure {
         self.process.failure(words)
     }

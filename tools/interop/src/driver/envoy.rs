@@ -14,9 +14,9 @@ use super::process::Process;
 use super::{Failure, LOOK_EVERY, PATIENCE, Program, Result};
 use crate::peers;
 
-/// A running Envoy with one listener.
+/// Running Envoy with one listener.
 pub(super) struct Envoy {
-    /// Ends with it.
+    /// Killed on drop.
     _process: Process,
     /// Holds its files while it runs.
     _folder: TempDir,
@@ -24,7 +24,7 @@ pub(super) struct Envoy {
 }
 
 impl Envoy {
-    /// Starts one, with these values for the names in the template, and waits for its listener.
+    /// Starts Envoy with these values for the template's placeholders, and waits for its listener.
     pub(super) async fn start(program: &Program, template: &str, values: &[(&str, String)]) -> Result<Envoy> {
         let failed = |what: &str, error: std::io::Error| Failure::new(format!("Envoy: {what}: {error}"));
         let file = peers::peers_folder().join("envoy").join(template);
@@ -38,7 +38,7 @@ impl Envoy {
         fs::write(&config_file, config).map_err(|error| failed("its configuration", error))?;
         let (config, admin) = (config_file.display().to_string(), admin_file.display().to_string());
         let flags = ["--config-path", &config, "--admin-address-path", &admin, "--log-level", "warning"];
-        // Several run side by side, each for few calls.
+        // Several instances run concurrently, each for few calls.
         let flags =
             flags.into_iter().chain(["--use-dynamic-base-id", "--concurrency", "1"]).map(str::to_owned);
         let mut process = Process::start(program, &flags.collect::<Vec<_>>(), &[])?;
@@ -46,13 +46,13 @@ impl Envoy {
         Ok(Envoy { _process: process, _folder: folder, port })
     }
 
-    /// Where it takes calls.
+    /// Returns the port of its listener.
     pub(super) fn port(&self) -> u16 {
         self.port
     }
 }
 
-/// The port of its only listener, once it has one.
+/// Waits for the port of its only listener.
 async fn find_port(process: &mut Process, admin_file: &Path) -> Result<u16> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -78,7 +78,7 @@ async fn listener_port(admin: SocketAddr) -> Option<u16> {
     stream.write_all(request).await.ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.ok()?;
-    // The answer is one small chunk: between its first and its last bracket.
+    // The response is one small chunk: the JSON is between the first and the last brace.
     let body = answer.get(answer.find('{')?..=answer.rfind('}')?)?;
     let listeners: Value = serde_json::from_str(body).ok()?;
     let port = listeners.pointer("/listener_statuses/0/local_address/socket_address/port_value")?.as_u64()?;

@@ -1,11 +1,11 @@
 //! The published xDS cases, for any client, server and control plane.
 //!
-//! A [`Lineup`] says which programs play. A [`Case`] is a story told once: it starts servers, gives the control plane a
-//! mesh, starts a client, and asks the client's statistics service what became of its calls. It knows programs only by the
-//! flags, services and lines of text that all of them share, so a peer's client is judged as ours is.
+//! A [`Lineup`] selects the programs. A [`Case`] starts servers, configures the control plane, starts a
+//! client, and checks the client's statistics. It uses only the flags, services and output lines that all
+//! programs share, so every peer's client is checked in the same way.
 //!
-//! A case waits for conditions, never for time; what is given up on after [`PATIENCE`] is a [`Failure`] that says what was
-//! expected and what the client last told.
+//! A case waits for conditions, never for time. A wait fails after [`PATIENCE`] with a [`Failure`] that has
+//! the expectation and the client's last statistics.
 
 mod cases;
 mod certificates;
@@ -26,33 +26,33 @@ pub use istio::{IstioCase, IstioLineup, istio_cases};
 pub use process::Process;
 pub use stage::{Server, Stage};
 
-/// Only a failure waits this long.
+/// Maximum wait. Only a failing case reaches it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often something is looked at that is waited for.
+/// Polling interval of waits.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// A case that takes this long has failed.
+/// Maximum duration of a case.
 const CASE_LIMIT: Duration = Duration::from_secs(120);
 
-/// A program that takes the driver's flags.
+/// Program that accepts the driver's flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Whose it is, such as `grpc-go`.
+    /// Name of the peer, such as `grpc-go`.
     pub peer: String,
-    /// The file to run.
+    /// Path of the executable.
     pub path: PathBuf,
-    /// Flags that it is always given.
+    /// Flags of every invocation.
     pub flags: Vec<String>,
 }
 
 impl Program {
-    /// The program of a peer.
+    /// Creates the program of a peer.
     pub fn new(peer: &str, path: impl Into<PathBuf>) -> Program {
         Program { peer: peer.to_owned(), path: path.into(), flags: Vec::new() }
     }
 
-    /// The same under another name, with a flag.
+    /// Returns the program under another name, with an additional flag.
     #[must_use]
     pub fn with_flag(&self, name: &str, flag: &str) -> Program {
         let mut program = self.clone();
@@ -62,34 +62,34 @@ impl Program {
     }
 }
 
-/// Who plays.
+/// Programs of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lineup {
     /// Makes the calls.
     pub client: Program,
-    /// Answers them.
+    /// Serves the calls.
     pub server: Program,
-    /// Configures the client; `evenkeel-control` in this process if there is none.
+    /// Configures the client; `None` for `evenkeel-control` in this process.
     pub control: Option<Program>,
-    /// Runs the cases of gRPC's other interop client, where a case wants it.
+    /// gRPC's other interop client, for the cases that need it.
     pub interop_client: Option<Program>,
-    /// Makes the client's calls: the client calls it, and it is the one that the control plane configures.
+    /// Envoy that makes the client's calls. The client calls it, and the control plane configures it.
     pub proxy: Option<Proxy>,
-    /// Stands before each server.
+    /// Envoy in front of each server.
     pub sidecar: Option<Program>,
 }
 
-/// An Envoy that the control plane configures.
+/// Envoy that the control plane configures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proxy {
-    /// Envoy.
+    /// Envoy executable.
     pub program: Program,
-    /// Whether it speaks the delta variant of ADS.
+    /// True for the delta variant of ADS.
     pub delta: bool,
 }
 
 impl Lineup {
-    /// Who balances.
+    /// Returns the name of the balancing peer.
     pub fn client_peer(&self) -> &str {
         match &self.proxy {
             Some(Proxy { delta: false, .. }) => "Envoy",
@@ -98,7 +98,7 @@ impl Lineup {
         }
     }
 
-    /// Who answers.
+    /// Returns the name of the serving peer.
     pub fn server_peer(&self) -> String {
         match &self.sidecar {
             Some(_) => format!("Envoy before {}", self.server.peer),
@@ -106,7 +106,7 @@ impl Lineup {
         }
     }
 
-    /// Whose control plane it is.
+    /// Returns the name of the control plane's peer.
     pub fn control_peer(&self) -> &str {
         self.control.as_ref().map_or("evenkeel-control", |program| &program.peer)
     }
@@ -118,12 +118,12 @@ impl fmt::Display for Lineup {
     }
 }
 
-/// Why a case did not pass.
+/// Reason why a case failed.
 #[derive(Debug)]
 pub struct Failure(String);
 
 impl Failure {
-    /// With these words.
+    /// Creates a failure with this text.
     pub fn new(words: impl Into<String>) -> Failure {
         Failure(words.into())
     }
@@ -143,29 +143,29 @@ impl From<tonic::Status> for Failure {
     }
 }
 
-/// What a step of a case gives.
+/// Result of a step of a case.
 pub type Result<T = ()> = std::result::Result<T, Failure>;
 
-/// Fails unless something holds.
+/// Fails with this text unless the condition holds.
 pub(crate) fn ensure(holds: bool, words: impl FnOnce() -> String) -> Result {
     if holds { Ok(()) } else { Err(Failure(words())) }
 }
 
-/// What a case does.
+/// Function of a case.
 type Story = fn(Stage) -> Pin<Box<dyn Future<Output = Result> + Send>>;
 
-/// A story to be told with any lineup.
+/// Case that runs with any lineup.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// As the published descriptions name it.
+    /// Name in the published description.
     pub name: &'static str,
-    /// What it shows, for tables.
+    /// Behaviour that the case shows, for tables.
     pub shows: &'static str,
     story: Story,
 }
 
 impl Case {
-    /// Runs it. Every process that it started has ended afterwards.
+    /// Runs the case. All processes that it started have ended afterwards.
     pub async fn run(&self, lineup: &Lineup) -> Result {
         let stage = Stage::open(lineup.clone()).await?;
         match tokio::time::timeout(CASE_LIMIT, (self.story)(stage)).await {
@@ -174,7 +174,7 @@ impl Case {
         }
     }
 
-    /// Why it says nothing about this lineup, if so.
+    /// Returns the reason why the case does not apply to this lineup, if there is one.
     pub fn does_not_fit(&self, lineup: &Lineup) -> Option<&'static str> {
         cases::does_not_fit(self.name, lineup)
     }

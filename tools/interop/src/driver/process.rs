@@ -1,4 +1,4 @@
-//! A program that runs: its lines of standard output, the end of its standard error for failures, and its end.
+//! Running program: its standard output by line, the end of its standard error for failures, and its exit.
 
 use std::collections::VecDeque;
 use std::process::{ExitStatus, Stdio};
@@ -11,14 +11,14 @@ use tokio::time::timeout;
 
 use super::{Failure, PATIENCE, Program, Result};
 
-/// How much of what a program complained about is shown.
+/// Maximum number of stderr lines in a failure.
 const TOLD_LINES: usize = 12;
 
-/// The variables of gRPC that a caller may have set and programs must not see.
+/// gRPC's environment variables, which programs must not inherit.
 const SETTINGS: [&str; 4] =
     ["GRPC_XDS_BOOTSTRAP", "GRPC_XDS_BOOTSTRAP_CONFIG", "GRPC_TRACE", "GRPC_VERBOSITY"];
 
-/// A running program. Dropping it kills it.
+/// Running program. It is killed on drop.
 pub struct Process {
     what: String,
     child: Child,
@@ -28,7 +28,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program with these flags and variables.
+    /// Starts a program with these flags and environment variables.
     pub fn start(program: &Program, flags: &[String], variables: &[(&str, &str)]) -> Result<Process> {
         let flags = [&program.flags, flags].concat();
         let what = format!("{} {}", program.path.display(), flags.join(" "));
@@ -61,7 +61,7 @@ impl Process {
         Ok(Process { what, child, stdin, lines, complaints })
     }
 
-    /// The rest of the next line that begins so; lines before it are skipped.
+    /// Returns the rest of the next line with this prefix. Lines before it are skipped.
     pub async fn line(&mut self, beginning: &str) -> Result<String> {
         let find = async {
             while let Some(line) = self.lines.recv().await {
@@ -78,7 +78,7 @@ impl Process {
         }
     }
 
-    /// The lines written since the last read that contain this text. All others are dropped.
+    /// Returns the lines since the last read that contain this text, and drops all others.
     pub fn lines_with(&mut self, text: &str) -> Vec<String> {
         let mut found = Vec::new();
         while let Ok(line) = self.lines.try_recv() {
@@ -89,7 +89,7 @@ impl Process {
         found
     }
 
-    /// The port that it says it listens on.
+    /// Returns the port that the program reports.
     pub async fn port(&mut self) -> Result<u16> {
         let text = self.line("listening on ").await?;
         text.parse().map_err(|_| self.failure(&format!("says that it listens on {text:?}, which is no port")))
@@ -106,17 +106,17 @@ impl Process {
         written.await.map_err(|error| self.failure(&format!("does not read: {error}")))
     }
 
-    /// Whether it has not ended.
+    /// Returns true if it is still running.
     pub fn runs(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Kills it, without a chance to say goodbye.
+    /// Kills it with SIGKILL.
     pub async fn kill(&mut self) -> Result {
         self.child.kill().await.map_err(|error| self.failure(&format!("could not be killed: {error}")))
     }
 
-    /// Waits for its end.
+    /// Waits for its exit.
     pub async fn end(&mut self) -> Result<ExitStatus> {
         match timeout(PATIENCE, self.child.wait()).await {
             Ok(Ok(status)) => Ok(status),
@@ -125,7 +125,7 @@ impl Process {
         }
     }
 
-    /// What went wrong with it, and what it said about that.
+    /// Returns a failure with this text and the end of its stderr.
     pub fn failure(&self, words: &str) -> Failure {
         let complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
         let told: Vec<_> = complaints.iter().map(|line| format!("\n    {line}")).collect();

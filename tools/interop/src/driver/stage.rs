@@ -1,4 +1,4 @@
-//! Where a case plays: the servers that it started, the control plane, and clients of them.
+//! Environment of a case: its servers, control plane and clients.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -16,13 +16,13 @@ use super::envoy::Envoy;
 use super::process::Process;
 use super::{Failure, Lineup, Program, Result};
 
-/// The service that clients call.
+/// Service that clients call.
 pub(super) const SERVICE: &str = "orders";
 
-/// The cluster of a mesh that has only one, and the only one that Envoy sends calls to.
+/// Only cluster of a mesh, and the only one that Envoy routes to.
 pub(super) const CLUSTER: &str = "a";
 
-/// The world of one case.
+/// Environment of one case.
 pub struct Stage {
     lineup: Lineup,
     certificates: Option<Certificates>,
@@ -51,12 +51,12 @@ impl Stage {
         Ok(Stage { lineup, certificates: None, control })
     }
 
-    /// Who plays.
+    /// Returns the programs of the run.
     pub fn lineup(&self) -> &Lineup {
         &self.lineup
     }
 
-    /// Makes certificates, which clients find by their bootstrap from now on.
+    /// Generates certificates. Clients started afterwards find them by their bootstrap.
     pub fn certificates(&mut self) -> Result<&Certificates> {
         let made = Certificates::new()?;
         Ok(self.certificates.insert(made))
@@ -67,7 +67,7 @@ impl Stage {
         self.servers_with(names.map(|name| (name, Vec::new()))).await
     }
 
-    /// Starts servers with flags beyond the usual.
+    /// Starts servers with additional flags.
     pub async fn servers_with<const N: usize>(
         &self,
         servers: [(&str, Vec<String>); N],
@@ -86,13 +86,13 @@ impl Stage {
         started.try_into().map_err(|_| Failure::new("a server is missing"))
     }
 
-    /// Gives the control plane a mesh.
+    /// Sets the mesh of the control plane.
     pub async fn set(&mut self, mesh: &Mesh) -> Result {
         mesh.check().map_err(|errors| Failure::new(format!("the case's own mesh is wrong: {errors}")))?;
         self.set_resources(mesh.resources()).await
     }
 
-    /// Gives the control plane resources.
+    /// Sets the resources of the control plane.
     pub async fn set_resources(&mut self, mut resources: ResourceSet) -> Result {
         if self.lineup.proxy.is_some() {
             as_envoy_takes_them(&mut resources);
@@ -108,8 +108,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts a client of the service. Only ours is held to lose no call in the moment that a config changes: grpc-go, for
-    /// one, takes new routes into use before it has the clusters that they name.
+    /// Starts a client of the service. Only ours must not lose a call during a config change: grpc-go, for
+    /// example, applies routes before it has the clusters that they name.
     pub async fn client(&self, calls: Calls) -> Result<Client> {
         let calls =
             if self.lineup.client_peer().starts_with("evenkeel") { calls } else { calls.some_may_fail() };
@@ -136,7 +136,7 @@ impl Stage {
         }
     }
 
-    /// How clients find the control plane.
+    /// Returns the bootstrap of clients.
     pub fn bootstrap(&self) -> String {
         let mut bootstrap = json!({
             "xds_servers": [{
@@ -153,8 +153,8 @@ impl Stage {
     }
 }
 
-/// Envoy takes `WrrLocality` with weights from load reports only; what gRPC calls `WrrLocality` with `RoundRobin` is what Envoy
-/// does where nothing is said.
+/// Envoy supports `WrrLocality` only with weights from load reports. gRPC's `WrrLocality` with `RoundRobin`
+/// is Envoy's default policy.
 fn as_envoy_takes_them(resources: &mut ResourceSet) {
     let names: Vec<_> = resources.iter().map(|(_, name, _)| name.to_owned()).collect();
     for name in names {
@@ -168,7 +168,7 @@ fn as_envoy_takes_them(resources: &mut ResourceSet) {
     }
 }
 
-/// A configuration as control plane programs read it.
+/// Returns a configuration in the line format of control plane programs.
 fn as_line(version: u32, resources: &ResourceSet) -> String {
     let each: Vec<Value> = resources
         .iter()
@@ -179,7 +179,7 @@ fn as_line(version: u32, resources: &ResourceSet) -> String {
     json!({"version": version.to_string(), "resources": each}).to_string()
 }
 
-/// A server that can be stopped and come back.
+/// Server that can be stopped and restarted.
 pub struct Server {
     name: String,
     program: Program,
@@ -212,17 +212,17 @@ impl Server {
         Process::start(program, &all, &[])
     }
 
-    /// What it calls itself.
+    /// Returns the server's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it is called: at its sidecar if it has one.
+    /// Returns the address for calls: that of the sidecar if there is one.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.sidecar.as_ref().map_or(self.port, Envoy::port)).into()
     }
 
-    /// What a mesh says of it.
+    /// Returns the server as an endpoint of a mesh.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint::at(self.address())
     }
@@ -232,7 +232,7 @@ impl Server {
         self.process.kill().await
     }
 
-    /// Starts it again where it was.
+    /// Restarts it at the same address.
     pub async fn resume(&mut self) -> Result {
         self.process = Server::process(&self.program, &self.name, &self.flags, self.port)?;
         self.process.port().await.map(|_| ())

@@ -1,4 +1,4 @@
-//! How calls are spread over servers, and over others when those change.
+//! Cases of load balancing policies and changes of their endpoints.
 
 use evenkeel_control::{Cluster, ClusterPolicy, Locality, Mesh, Route, RouteHash, Service};
 use serde_json::json;
@@ -26,7 +26,7 @@ pub(super) async fn evenly(mut stage: Stage) -> Result {
     stage.set(&to(round_robin(&servers))).await?;
     let mut client = stage.client(Calls::unary().none_may_fail()).await?;
     client.until(40, "calls at all four", |stats| stats.only(&names)).await?;
-    // One more or less: calls that are made at the same time may be counted on either side of the block's end.
+    // Tolerance of one: concurrent calls may fall on either side of the block's end.
     let even = |count: i32| (24..=26).contains(&count);
     client.now(100, "25 calls each", |stats| names.iter().all(|name| even(stats.of(name)))).await?;
     client.still_runs()
@@ -122,7 +122,7 @@ pub(super) async fn custom_lb(mut stage: Stage) -> Result {
     stage.set(&with("error-code-15")).await?;
     let mut client = stage.client(Calls::unary()).await?;
     client.until_results("UNARY_CALL", 15).await?;
-    // The settings change, the policy stays.
+    // The config changes, the policy stays.
     stage.set(&with("error-code-8")).await?;
     client.until_results("UNARY_CALL", 8).await?;
     let totals = client.totals().await?;

@@ -1,4 +1,4 @@
-//! What happens to calls when the nearest servers fail.
+//! Cases of failover between priorities.
 
 use evenkeel_control::{Cluster, Locality, Mesh, Service};
 
@@ -6,7 +6,7 @@ use super::endpoints;
 use crate::driver::stage::{CLUSTER, SERVICE, Server};
 use crate::driver::{Calls, Result, Stage};
 
-/// The first are near, the second are for when the first have failed.
+/// Returns a mesh with near servers in priority 0 and far ones in priority 1.
 fn mesh(near: &[Server], far: &[Server]) -> Mesh {
     let place = |servers, zone: &str, priority| {
         let locality = Locality::zone(zone);
@@ -45,7 +45,7 @@ pub(super) async fn secondary_locality_gets_no_requests_on_partial_primary_failu
     client.until(40, "calls at the near servers only", |stats| stats.only(&["s1", "s2"])).await?;
     near[0].stop().await?;
     let none_far = |stats: &crate::driver::Stats| stats.of("t1") + stats.of("t2") == 0;
-    // From the moment of the failure on, not only when it has settled.
+    // From the time of the failure on, not only after it has settled.
     client.now(100, "no call at a far server", none_far).await?;
     client.until(40, "calls at the remaining near server only", |stats| stats.only(&["s2"])).await?;
     client.now(100, "no call at a far server", |stats| stats.only(&["s2"])).await?;

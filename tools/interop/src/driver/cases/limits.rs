@@ -1,4 +1,4 @@
-//! How many calls, for how long, and at which servers no more.
+//! Cases of circuit breaking, timeouts and outlier detection.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What servers report of their load, and what clients make of it.
+//! Cases of load reports: sent by servers, used by clients.
 
 use evenkeel_control::{Cluster, ClusterPolicy, Mesh, Service};
 use serde_json::{Value, json};
@@ -22,8 +22,8 @@ pub(super) async fn weights_out_of_band(stage: Stage) -> Result {
     weights(stage, "out_of_band", settings).await
 }
 
-/// A server's weight is its calls per second over its utilization: 1, 2 and 4. Ours says so in these reports only; those of
-/// others do not know the flag, and say it in all.
+/// Weights are calls per second divided by utilization: 1, 2 and 4. Our server sends them in these reports
+/// only. Other servers ignore the flag and send them in all reports.
 async fn weights(mut stage: Stage, reports: &str, settings: Value) -> Result {
     let load = |utilization: f64| {
         let utilization = format!("--load_utilization={utilization}");
@@ -54,7 +54,7 @@ pub(super) async fn orca_oob(stage: Stage) -> Result {
     test_case(stage, "orca_oob").await
 }
 
-/// A case of gRPC's other interop client, which judges for itself.
+/// Runs a case of gRPC's other interop client, which checks the result itself.
 async fn test_case(stage: Stage, name: &str) -> Result {
     let [server] = stage.servers(["s1"]).await?;
     let program = stage.lineup().interop_client.as_ref();

@@ -1,4 +1,4 @@
-//! The cases, by what they are about.
+//! The published cases, by topic.
 
 mod balancing;
 mod failover;
@@ -13,14 +13,14 @@ use evenkeel_control::{Cluster, Endpoint};
 use super::stage::Server;
 use super::{Case, Lineup};
 
-/// Makes a case of an async function with its name.
+/// Creates a case from the async function of the same name.
 macro_rules! case {
     ($module:ident :: $name:ident, $shows:literal) => {
         Case { name: stringify!($name), shows: $shows, story: |stage| Box::pin($module::$name(stage)) }
     };
 }
 
-/// All cases, in the order of tables.
+/// Returns all cases, in the order of the tables.
 pub fn all() -> Vec<Case> {
     vec![
         case!(balancing::ping_pong, "every server gets calls"),
@@ -58,12 +58,12 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-/// The case of a name.
+/// Returns the case of this name.
 pub fn named(name: &str) -> Option<Case> {
     all().into_iter().find(|case| case.name == name)
 }
 
-/// The cases of one cluster, whose routes do not matter.
+/// Cases with one cluster and default routes.
 const OF_ONE_CLUSTER: [&str; 7] = [
     "ping_pong",
     "round_robin",
@@ -74,7 +74,7 @@ const OF_ONE_CLUSTER: [&str; 7] = [
     "weights_out_of_band",
 ];
 
-/// The cases in which servers break down.
+/// Cases that stop servers.
 const STOPS_SERVERS: [&str; 4] = [
     "backends_restart",
     "affinity",
@@ -82,10 +82,11 @@ const STOPS_SERVERS: [&str; 4] = [
     "secondary_locality_gets_no_requests_on_partial_primary_failure",
 ];
 
-/// The cases with TLS.
+/// Cases with TLS.
 const SECURE: [&str; 4] = ["mtls", "tls", "plaintext_fallback", "mtls_error"];
 
-/// Why a case says nothing about a lineup: what a peer does not have, as its documentation or its answer says.
+/// Returns the reason why a case does not apply to a lineup: a feature that a peer lacks, by its
+/// documentation or its response.
 pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> {
     if SECURE.contains(&case) {
         if lineup.proxy.is_some() {
@@ -122,7 +123,7 @@ pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> 
     }
 }
 
-/// A cluster that calls these servers in turn.
+/// Returns a round_robin cluster of these servers.
 fn round_robin<'a>(servers: impl IntoIterator<Item = &'a Server>) -> Cluster {
     Cluster::new().policy("round_robin").endpoints(endpoints(servers))
 }

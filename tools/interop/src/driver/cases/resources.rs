@@ -1,4 +1,4 @@
-//! What a client tells of its xDS resources.
+//! Cases of CSDS: the client's view of its xDS resources.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Which calls go to which cluster, and what the route says about them.
+//! Cases of route matching and route actions.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::proto::testing::client_configure_request::RpcType;
 const EMPTY: &str = "/grpc.testing.TestService/EmptyCall";
 const UNARY_PREFIX: &str = "/grpc.testing.TestService/Unary";
 
-/// Two clusters of one server each, and the routes to them.
+/// Returns a mesh of two clusters with one server each, and these routes.
 fn routed(servers: &[Server; 2], routes: impl IntoIterator<Item = Route>) -> Mesh {
     Mesh::new()
         .service(SERVICE, routes.into_iter().fold(Service::new(), Service::route))
@@ -26,7 +26,7 @@ fn routed(servers: &[Server; 2], routes: impl IntoIterator<Item = Route>) -> Mes
         .cluster("other", round_robin(&servers[1..]))
 }
 
-/// The same; what no route takes goes to `default`.
+/// The same, with a default route to `default`.
 fn mesh(servers: &[Server; 2], routes: impl IntoIterator<Item = Route>) -> Mesh {
     routed(servers, routes.into_iter().chain([Route::to("default")]))
 }
@@ -39,13 +39,13 @@ pub(super) async fn traffic_splitting(mut stage: Stage) -> Result {
     client.now(400, "all calls at the first", |stats| stats.only(&["default"])).await?;
     stage.set(&routed(&servers, [Route::split([("default", 20), ("other", 80)])])).await?;
     client.until(100, "calls at both", |stats| stats.only(&["default", "other"])).await?;
-    // More than five standard deviations to each side.
+    // More than five standard deviations on each side.
     let near = |count: i32| (130..=270).contains(&count);
     client.now(1_000, "200 and 800 calls", |stats| stats.failures == 0 && near(stats.of("default"))).await?;
     Ok(())
 }
 
-/// Sets routes one after another; each time all calls of both kinds must go where they should.
+/// Sets routes one after another. Each time, all calls of both methods must reach the expected server.
 async fn routes_one_by_one<'a>(
     stage: &mut Stage,
     client: &mut Client,
@@ -104,7 +104,7 @@ pub(super) async fn header_matching(mut stage: Stage) -> Result {
     routes_one_by_one(&mut stage, &mut client, &servers, steps).await
 }
 
-/// The listener's routes come under another name, and those of the old name go away.
+/// The listener refers to another route configuration, and the old one is deleted.
 pub(super) async fn api_listener(mut stage: Stage) -> Result {
     let servers = stage.servers(["default", "other"]).await?;
     let before = mesh(&servers, []).resources();

@@ -1,4 +1,4 @@
-//! How connections are secured as the control plane says it (A29).
+//! Cases of transport security by xDS (A29).
 
 use evenkeel_control::{Mesh, ResourceSet, Service};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
@@ -18,7 +18,7 @@ use crate::driver::certificates::{PROVIDER, SERVER};
 use crate::driver::stage::{CLUSTER, SERVICE};
 use crate::driver::{Calls, Result, Server, Stage};
 
-/// Calls go to these servers; over TLS if it is said how.
+/// Returns resources with these servers, with TLS if a context is given.
 fn resources(servers: &[Server], security: Option<UpstreamTlsContext>) -> ResourceSet {
     let mesh = Mesh::new().service(SERVICE, Service::to(CLUSTER)).cluster(CLUSTER, round_robin(servers));
     let mut resources = mesh.resources();
@@ -33,7 +33,7 @@ fn resources(servers: &[Server], security: Option<UpstreamTlsContext>) -> Resour
     resources
 }
 
-/// The server must be the one that we know; with a certificate of our own or without.
+/// Returns a TLS context that accepts the known server, with or without a client certificate.
 fn security(own_certificate: bool) -> UpstreamTlsContext {
     let provider = || CertificateProviderPluginInstance {
         instance_name: PROVIDER.to_owned(),
@@ -73,7 +73,7 @@ async fn secured(mut stage: Stage, mutual: bool) -> Result {
     Ok(())
 }
 
-/// The control plane says nothing of security, so the client calls as it would without.
+/// The cluster has no transport socket, so the client uses its fallback credentials.
 pub(super) async fn plaintext_fallback(mut stage: Stage) -> Result {
     stage.certificates()?;
     let servers = stage.servers(["s1", "s2"]).await?;
@@ -83,8 +83,8 @@ pub(super) async fn plaintext_fallback(mut stage: Stage) -> Result {
     Ok(())
 }
 
-/// Neither a server that is another than it should be nor one that wants to know its clients is called, and never in the
-/// clear: first nobody is reached, then the one who is right beside them.
+/// Neither a server with an unexpected identity nor one that requires client certificates is called, and
+/// never in plaintext. First no server is reachable, then a valid one beside them.
 pub(super) async fn mtls_error(mut stage: Stage) -> Result {
     let certificates = stage.certificates()?;
     let (right, wants, stranger) =

@@ -1,4 +1,4 @@
-//! The cases: each configures a feature as Istio documents it and judges the calls by what it promises.
+//! Cases with istiod: each configures a feature as Istio documents it, and checks the calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,14 +19,14 @@ const EMPTY: &str = "/grpc.testing.TestService/EmptyCall";
 /// Number of clusters in the case of a large mesh.
 const CLUSTERS: usize = 1_000;
 
-/// Makes a case of an async function with its name.
+/// Creates a case from the async function of the same name.
 macro_rules! case {
     ($name:ident, $shows:literal) => {
         IstioCase { name: stringify!($name), shows: $shows, story: |stage| Box::pin($name(stage)) }
     };
 }
 
-/// All cases with istiod, in the order of the table.
+/// Returns all cases with istiod, in the order of the table.
 pub fn istio_cases() -> Vec<IstioCase> {
     vec![
         case!(weights, "`ServiceEntry` endpoints get calls by `weight`"),
@@ -47,7 +47,7 @@ pub fn istio_cases() -> Vec<IstioCase> {
     ]
 }
 
-/// The service with these servers as endpoints, the subsets `v1` and `v2`, and these routes.
+/// Returns the service with these servers as endpoints, the subsets `v1` and `v2`, and these routes.
 fn mesh(servers: &[Server], routes: impl IntoIterator<Item = Value>) -> Vec<Value> {
     vec![
         service_entry(HOST, servers.iter().map(endpoint)),
@@ -79,7 +79,7 @@ async fn traffic_split(stage: &mut IstioStage) -> Result {
     client.until(100, "all calls at v1", |stats| stats.only(&["v1"])).await?;
     stage.set(&mesh(&servers, [split(&[("v1", 20), ("v2", 80)])])).await?;
     client.until(100, "calls at both", |stats| stats.only(&["v1", "v2"])).await?;
-    // More than five standard deviations to each side.
+    // More than five standard deviations on each side.
     let near = |count: i32| (130..=270).contains(&count);
     client.now(1_000, "200 and 800 calls", |stats| stats.failures == 0 && near(stats.of("v1"))).await?;
     Ok(())
@@ -219,7 +219,7 @@ async fn fault(stage: &mut IstioStage) -> Result {
     client.configure(&[UnaryCall], &[(UnaryCall, "fault", "some")], 0).await?;
     let some_fail = |stats: &Stats| (50..=150).contains(&stats.failures) && stats.of("v1") > 0;
     client.until(400, "100 calls that fail and 300 that do not", some_fail).await?;
-    // A call that is delayed beyond its deadline fails, and one that has time succeeds.
+    // A call that is delayed beyond its deadline fails; a longer deadline succeeds.
     client.configure(&[UnaryCall], &[(UnaryCall, "fault", "delay")], 1).await?;
     client.until_results("UNARY_CALL", 4).await?;
     client.configure(&[UnaryCall], &[(UnaryCall, "fault", "delay")], 15).await?;
@@ -238,14 +238,14 @@ async fn istio_mutual(stage: &mut IstioStage) -> Result {
             strict_authentication(),
         ]
     };
-    // A server with an identity that the service does not have is never called.
+    // A server with an identity that the service does not have gets no calls.
     stage.set(&secured(&servers[1..])).await?;
     let mut client = stage.client(Calls::unary().secure()).await?;
     let none = |stats: &Stats| stats.by_peer.is_empty() && stats.failures > 0;
     client.until(50, "no call that succeeds", none).await?;
     stage.set(&secured(&servers)).await?;
     client.until(50, "calls at the known server only", |stats| stats.only(&["known"])).await?;
-    // Without the rule, calls are in plain text, which this server does not speak.
+    // Without the rule, calls are in plaintext, which this server does not accept.
     stage.set(&[service_entry(HOST, servers[..1].iter().map(endpoint))]).await?;
     client.until(50, "no call that succeeds", none).await?;
     Ok(())

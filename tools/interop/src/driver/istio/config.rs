@@ -1,4 +1,4 @@
-//! Istio's resources as the cases write them.
+//! Istio resources of the cases.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ pub(super) const HOST: &str = "orders.mesh.test";
 /// Port of every service. Endpoints have ports of their own.
 pub(super) const PORT: u16 = 7070;
 
-/// A service of the mesh with these endpoints.
+/// Returns a service of the mesh with these endpoints.
 pub(super) fn service_entry(host: &str, endpoints: impl IntoIterator<Item = Value>) -> Value {
     let endpoints: Vec<_> = endpoints.into_iter().collect();
     let spec = json!({
@@ -25,7 +25,7 @@ pub(super) fn service_entry(host: &str, endpoints: impl IntoIterator<Item = Valu
     resource("networking.istio.io/v1", "ServiceEntry", host, &spec)
 }
 
-/// An endpoint whose label `version` is the server's name.
+/// Returns an endpoint with the server's name as label `version`.
 pub(super) fn endpoint(server: &Server) -> Value {
     json!({
         "address": "127.0.0.1",
@@ -34,38 +34,38 @@ pub(super) fn endpoint(server: &Server) -> Value {
     })
 }
 
-/// An endpoint with a weight.
+/// Returns an endpoint with a weight.
 pub(super) fn weighted_endpoint(server: &Server, weight: u32) -> Value {
     let mut endpoint = endpoint(server);
     endpoint["weight"] = weight.into();
     endpoint
 }
 
-/// An endpoint in a locality.
+/// Returns an endpoint in a locality.
 pub(super) fn placed_endpoint(server: &Server, locality: &str) -> Value {
     let mut endpoint = endpoint(server);
     endpoint["locality"] = locality.into();
     endpoint
 }
 
-/// Routes of the service, in order.
+/// Returns the routes of the service, in order.
 pub(super) fn virtual_service(routes: impl IntoIterator<Item = Value>) -> Value {
     let routes: Vec<_> = routes.into_iter().collect();
     let spec = json!({"hosts": [HOST], "http": routes});
     resource("networking.istio.io/v1", "VirtualService", HOST, &spec)
 }
 
-/// A route to one subset.
+/// Returns a route to one subset.
 pub(super) fn route(subset: &str) -> Value {
     json!({"route": [destination(subset)]})
 }
 
-/// A route to one subset for calls that match.
+/// Returns a route to one subset for calls that match.
 pub(super) fn route_matching(subset: &str, conditions: &Value) -> Value {
     json!({"match": [conditions], "route": [destination(subset)]})
 }
 
-/// A route to several subsets by weight.
+/// Returns a route to several subsets by weight.
 pub(super) fn split(subsets: &[(&str, u32)]) -> Value {
     let weighted = subsets.iter().map(|(subset, weight)| {
         let mut destination = destination(subset);
@@ -75,7 +75,7 @@ pub(super) fn split(subsets: &[(&str, u32)]) -> Value {
     json!({"route": weighted.collect::<Vec<_>>()})
 }
 
-/// A route with further settings of Istio's `HTTPRoute`.
+/// Returns a route with a further field of Istio's `HTTPRoute`.
 pub(super) fn with(mut route: Value, name: &str, setting: Value) -> Value {
     route[name] = setting;
     route
@@ -88,7 +88,7 @@ fn destination(subset: &str) -> Value {
     }
 }
 
-/// Traffic policy of the service, and its subsets by the label `version`.
+/// Returns the traffic policy of the service, and its subsets by the label `version`.
 pub(super) fn destination_rule(policy: &Value, subsets: &[&str]) -> Value {
     let subsets = subsets.iter().map(|subset| json!({"name": subset, "labels": {"version": subset}}));
     let mut spec = json!({"host": HOST, "subsets": subsets.collect::<Vec<_>>()});
@@ -99,13 +99,13 @@ pub(super) fn destination_rule(policy: &Value, subsets: &[&str]) -> Value {
     resource("networking.istio.io/v1", "DestinationRule", HOST, &spec)
 }
 
-/// Mutual TLS for every server of the namespace.
+/// Returns mTLS for every server of the namespace.
 pub(super) fn strict_authentication() -> Value {
     let spec = json!({"mtls": {"mode": "STRICT"}});
     resource("security.istio.io/v1", "PeerAuthentication", "default", &spec)
 }
 
-/// Any resource of the namespace of the client.
+/// Returns a resource in the namespace of the client.
 pub(super) fn resource(version: &str, kind: &str, name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": version,

@@ -37,10 +37,10 @@ pub struct IstioLineup {
     pub istiod: Program,
 }
 
-/// Story of a case. It borrows the stage, which is checked for NACKs afterwards.
+/// Function of a case. It borrows the stage, which is checked for NACKs afterwards.
 type IstioStory = for<'s> fn(&'s mut IstioStage) -> Pin<Box<dyn Future<Output = Result> + Send + 's>>;
 
-/// A case with istiod.
+/// Case with istiod.
 #[derive(Clone, Copy)]
 pub struct IstioCase {
     /// Name of the case.
@@ -51,11 +51,11 @@ pub struct IstioCase {
 }
 
 impl IstioCase {
-    /// Runs the case. Every process that it started has ended afterwards.
+    /// Runs the case. All processes that it started have ended afterwards.
     ///
     /// # Errors
     ///
-    /// If the feature does not behave as published, or if the client rejected a resource.
+    /// Returns an error if the feature does not behave as published, or if the client rejected a resource.
     pub async fn run(&self, lineup: &IstioLineup) -> Result {
         let mut stage = IstioStage::open(lineup.clone())?;
         match tokio::time::timeout(CASE_LIMIT, (self.story)(&mut stage)).await {
@@ -68,11 +68,11 @@ impl IstioCase {
     }
 }
 
-/// An istiod with its configuration, and the servers and clients of a case.
+/// istiod with its configuration, and the servers and clients of a case.
 pub(super) struct IstioStage {
     lineup: IstioLineup,
     folder: TempDir,
-    /// Istiod, once it has a configuration.
+    /// istiod process and its port, once it has a configuration.
     istiod: Option<(Process, u16)>,
     nacks: Vec<String>,
     certificates: Option<Certificates>,
@@ -87,7 +87,7 @@ impl IstioStage {
         Ok(IstioStage { lineup, folder, istiod: None, nacks: Vec::new(), certificates: None, relay: None })
     }
 
-    /// Starts istiod, on any port if the port is 0.
+    /// Starts istiod. Port 0 selects a free one.
     async fn start(&mut self, port: u16) -> Result {
         let flags = [format!("--config={}", self.file("config").display()), format!("--port={port}")];
         let mut process = Process::start(&self.lineup.istiod, &flags, &[])?;
@@ -115,24 +115,24 @@ impl IstioStage {
         started.try_into().map_err(|_| Failure::new("a server is missing"))
     }
 
-    /// Makes certificates, which clients started afterwards find by their bootstrap.
+    /// Generates certificates. Clients started afterwards find them by their bootstrap.
     fn certificates(&mut self) -> Result<&Certificates> {
         let made = Certificates::new()?;
         Ok(self.certificates.insert(made))
     }
 
-    /// Places a socket between clients and istiod, as Istio's agent does.
+    /// Inserts a unix socket between clients and istiod, as Istio's agent does.
     fn relay(&mut self) -> Result {
         self.relay = Some(SocketRelay::start(self.file("XDS"), self.port()?)?);
         Ok(())
     }
 
-    /// Replaces istiod's whole configuration at once. The first one also starts istiod, so that a client never finds it
-    /// without.
+    /// Replaces istiod's whole configuration. The first one also starts istiod, so that no client sees it
+    /// without a configuration.
     async fn set(&mut self, documents: &[Value]) -> Result {
         let text: Vec<_> = documents.iter().map(ToString::to_string).collect();
         let (file, partial) = (self.file("config/mesh.yaml"), self.file("mesh.partial"));
-        // Istiod reads a file as soon as it changes, so the text is complete before it has its name.
+        // istiod reads a file as soon as it changes, so a complete file is renamed into place.
         fs::write(&partial, text.join("\n---\n"))
             .and_then(|()| fs::rename(&partial, &file))
             .map_err(|error| Failure::new(format!("{}: {error}", file.display())))?;
@@ -146,7 +146,7 @@ impl IstioStage {
         self.folder.path().join(name)
     }
 
-    /// Kills istiod. It keeps its port.
+    /// Kills istiod. Its port stays reserved for the restart.
     async fn stop(&mut self) -> Result {
         self.collect_nacks();
         match &mut self.istiod {
@@ -167,7 +167,7 @@ impl IstioStage {
         Client::start(&self.lineup.client, &target, calls, &self.bootstrap()?, None).await
     }
 
-    /// The bootstrap, with the node as Istio's agent describes it.
+    /// Returns the bootstrap, with the node as Istio's agent describes it.
     fn bootstrap(&self) -> Result<String> {
         let uri = match &self.relay {
             Some(relay) => relay.uri(),
@@ -180,7 +180,7 @@ impl IstioStage {
                 "server_features": ["xds_v3"],
             }],
             "node": {
-                // Not an endpoint's address: istiod takes the locality of the endpoint with the client's address for the client's.
+                // Not an endpoint's address: istiod would use that endpoint's locality for the client.
                 "id": "sidecar~127.0.0.2~client.shop~shop.svc.cluster.local",
                 "metadata": {
                     "GENERATOR": "grpc",

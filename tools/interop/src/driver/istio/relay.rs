@@ -1,4 +1,4 @@
-//! A unix socket in place of Istio's agent: it forwards each connection to istiod's port.
+//! Unix socket in place of Istio's agent: it forwards each connection to istiod's port.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 
 use crate::driver::{Failure, Result};
 
-/// A socket that forwards to a port of the loopback interface until it is dropped.
+/// Socket that forwards to a port on loopback until dropped.
 pub(super) struct SocketRelay {
     path: PathBuf,
     accepting: JoinHandle<()>,
@@ -30,7 +30,7 @@ impl SocketRelay {
         Ok(SocketRelay { path, accepting })
     }
 
-    /// The URI as Istio's agent writes it: `unix:///` and the path without its first slash.
+    /// Returns the URI as Istio's agent writes it: `unix:///` and the path without its first slash.
     pub(super) fn uri(&self) -> String {
         let path = self.path.strip_prefix(Path::new("/")).unwrap_or(&self.path);
         format!("unix:///{}", path.display())
