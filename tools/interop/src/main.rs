@@ -158,7 +158,7 @@ async fn istio(cases: &[String], jobs: usize, check: bool) -> ExitCode {
     if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// `cargo run` builds this program only; the others stand beside it.
+/// Builds the other programs of the package. `cargo run` builds this one only, and expects them beside it.
 fn build_own() -> bool {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

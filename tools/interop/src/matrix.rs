@@ -1,7 +1,7 @@
-//! Every case with every lineup that can be made here, and what came of it as a table.
+//! Runs every case with every available lineup, and writes the results as a table.
 //!
-//! Cases run several at a time: they wait more than they compute. A lineup whose peer is absent is told and left out; a
-//! case that says nothing about a lineup is told with its reason; all else must pass.
+//! Several cases run at a time, since they wait more than they compute. Lineups with a missing peer, and
+//! cases that do not apply to a lineup, are reported with the reason. All others must pass.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,53 +14,53 @@ use crate::driver::{self, Case, Lineup, Proxy};
 use crate::istio;
 use crate::peers::{self, NoPeer, PEERS, Peer};
 
-/// What stands in the document around the table.
+/// Texts of the document around the table.
 const INTRODUCTION: &str = include_str!("../docs/introduction.md");
 const DIFFERENCES: &str = include_str!("../docs/differences.md");
 const PSM: &str = include_str!("../docs/psm.md");
 
-/// What is run, and how.
+/// Selection of lineups and cases, and limits of the run.
 #[derive(Clone, Debug, Default)]
 pub struct MatrixFilter {
-    /// Only lineups with one of these in their description; all if there are none.
+    /// Lineups whose description contains one of these; all if empty.
     pub only: Vec<String>,
-    /// Only these cases; all if there are none.
+    /// Names of the cases; all if empty.
     pub cases: Vec<String>,
-    /// How many cases run at a time.
+    /// Number of concurrent cases.
     pub jobs: usize,
-    /// Nothing is begun later than this, installations included.
+    /// Time after which nothing is started, including installations.
     pub within: Option<Duration>,
 }
 
-/// What came of a case with a lineup.
+/// Result of a case with a lineup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it should be.
+    /// The case passed.
     Passed,
-    /// Not as it should be.
+    /// The case failed, with the reason.
     Failed(String),
-    /// It says nothing about this lineup.
+    /// The case does not apply to this lineup.
     DoesNotFit(String),
-    /// There was no time left for it.
+    /// The time limit was reached before.
     NotRun,
 }
 
-/// What came of all of them.
+/// Results of a run.
 pub struct Matrix {
-    /// Lineups, each with the outcome of every case.
+    /// Lineups, each with the result of every case.
     pub columns: Vec<(Lineup, Vec<Outcome>)>,
-    /// The cases, in order.
+    /// Cases in order.
     pub cases: Vec<Case>,
-    /// The peers that ran.
+    /// Peers that ran.
     pub peers: Vec<Peer>,
-    /// Those that did not, and why.
+    /// Peers that did not run, with the reasons.
     pub absent: Vec<(String, NoPeer)>,
-    /// How long the cases took, without installations.
+    /// Duration of the cases, without installations.
     pub took: Duration,
 }
 
 impl Matrix {
-    /// Installs the peers and runs all that is wished. `tell` is given a line for each thing that ended.
+    /// Installs the peers and runs the selected cases. `tell` receives a line for each finished step.
     pub async fn run(wishes: &MatrixFilter, tell: impl Fn(String)) -> Matrix {
         let end = wishes.within.map(|time| Instant::now() + time);
         let (peers, absent) = install(end, &tell).await;
@@ -75,28 +75,28 @@ impl Matrix {
         Matrix { columns, cases, peers, absent, took: begin.elapsed() }
     }
 
-    /// Whether a peer could not be installed although it should have been.
+    /// Returns true if the installation of a peer failed although its toolchain exists.
     pub fn is_broken(&self) -> bool {
         self.absent.iter().any(|(_, why)| matches!(why, NoPeer::Broken(_)))
     }
 
-    /// Whether a peer's programs do not pass their own tests.
+    /// Returns true if a peer's programs failed their own tests.
     pub fn is_wrong(&self) -> bool {
         self.absent.iter().any(|(_, why)| matches!(why, NoPeer::Wrong(_)))
     }
 
-    /// Whether no peer is absent.
+    /// Returns true if no peer is missing.
     pub fn is_complete(&self) -> bool {
         self.absent.is_empty()
     }
 
-    /// How many cases there was no time for.
+    /// Returns the number of cases that were not started in time.
     pub fn not_run(&self) -> usize {
         let outcomes = self.columns.iter().flat_map(|(_, outcomes)| outcomes);
         outcomes.filter(|outcome| **outcome == Outcome::NotRun).count()
     }
 
-    /// How many cases passed, failed, and said nothing.
+    /// Returns the number of cases that passed, failed, and did not apply.
     pub fn counts(&self) -> (usize, usize, usize) {
         let mut counts = (0, 0, 0);
         for outcome in self.columns.iter().flat_map(|(_, outcomes)| outcomes) {
@@ -110,8 +110,8 @@ impl Matrix {
         counts
     }
 
-    /// The document: what was run with what, and what differs. `last` is the document that it replaces, whose section
-    /// about Istio is kept.
+    /// Returns the document: versions, results and differences. `last` is the document that it replaces,
+    /// whose section about Istio is kept.
     pub fn document(&self, last: &str) -> String {
         let mut text = INTRODUCTION.to_owned();
         self.write_table(&mut text);
@@ -191,7 +191,8 @@ async fn install(end: Option<Instant>, tell: impl Fn(String)) -> (Vec<Peer>, Vec
     (peers, absent)
 }
 
-/// Our client with every server and control plane, our server and control plane with every client.
+/// Returns the lineups: our client with every server and control plane, our server and control plane with
+/// every client.
 fn lineups(peers: &[Peer]) -> Vec<Lineup> {
     let of = |name: &str| peers.iter().find(|peer| peer.name == name);
     let own = Lineup {
@@ -202,7 +203,7 @@ fn lineups(peers: &[Peer]) -> Vec<Lineup> {
         proxy: None,
         sidecar: None,
     };
-    // Its cases have neither a control plane nor another client.
+    // The cases of the other interop client use neither a control plane nor another client.
     let without = Lineup { interop_client: None, ..own.clone() };
     let delta =
         Lineup { client: own.client.with_flag("evenkeel (delta)", "--delta=true"), ..without.clone() };
@@ -225,7 +226,7 @@ fn lineups(peers: &[Peer]) -> Vec<Lineup> {
     all
 }
 
-/// The outcomes of all cases, by lineup.
+/// Returns the results of all cases, by lineup.
 async fn run_all(
     lineups: &[Lineup],
     cases: &[Case],
@@ -235,7 +236,7 @@ async fn run_all(
 ) -> Vec<Vec<Outcome>> {
     let places = Arc::new(Semaphore::new(jobs));
     let mut running = JoinSet::new();
-    // Case by case: if the time is short, every lineup has had some.
+    // Case by case: with a time limit, every lineup still runs some.
     for (row, case) in cases.iter().copied().enumerate() {
         for (column, lineup) in lineups.iter().enumerate() {
             let (lineup, places) = (lineup.clone(), places.clone());

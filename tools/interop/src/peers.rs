@@ -1,7 +1,8 @@
-//! Those whom evenkeel is run against: where their programs come from, and which versions they are.
+//! Peers of the interop tests: installation and versions.
 //!
-//! A peer is a folder of `tools/interop/peers` with a script `install`, which brings the peer's libraries from their registry and
-//! leaves programs that take the driver's flags. What cannot be installed here is said, not hidden.
+//! A peer is a folder of `tools/interop/peers` with a script `install`. The script fetches the peer's
+//! libraries from their registry and builds programs that accept the driver's flags. A peer that cannot be
+//! installed is reported.
 
 use std::env;
 use std::fs;
@@ -14,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::driver::Program;
 
-/// The peers: the folder, and what people call it.
+/// Peers: folder and name.
 pub const PEERS: [(&str, &str); 5] = [
     ("go", "grpc-go"),
     ("python", "grpcio"),
@@ -23,38 +24,38 @@ pub const PEERS: [(&str, &str); 5] = [
     ("envoy", "Envoy"),
 ];
 
-/// A script that takes longer has failed.
+/// Maximum duration of a script.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(600);
 
 /// Maximum time to build istiod, which takes far longer than all other peers together.
 const ISTIOD_LIMIT: Duration = Duration::from_secs(7_200);
 
-/// The exit code of `install` for a toolchain that is not there.
+/// Exit code of `install` for a missing toolchain.
 const NO_TOOLCHAIN: i32 = 3;
 
-/// A peer that can be run.
+/// Installed peer.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// What people call it.
+    /// Name of the peer.
     pub name: String,
-    /// Packages with versions, as installed.
+    /// Installed packages with versions.
     pub versions: Vec<String>,
     folder: PathBuf,
 }
 
-/// Why a peer cannot be run.
+/// Reason why a peer cannot run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoPeer {
-    /// What it needs is not on this machine.
+    /// Its toolchain is missing on this machine.
     Absent(String),
-    /// It could not be installed.
+    /// Its installation failed.
     Broken(String),
-    /// Its programs do not pass their own tests.
+    /// Its programs failed their own tests.
     Wrong(String),
 }
 
 impl NoPeer {
-    /// What is missing or wrong.
+    /// Returns the description of the problem.
     pub fn words(&self) -> &str {
         match self {
             NoPeer::Absent(words) | NoPeer::Broken(words) | NoPeer::Wrong(words) => words,
@@ -63,7 +64,7 @@ impl NoPeer {
 }
 
 impl Peer {
-    /// Installs a peer, or finds that it is installed, and runs the tests of its programs' own parts if it has any.
+    /// Installs a peer unless it is installed, and runs the tests of its own programs, if any.
     pub async fn install(folder: &str, name: &str, end: Option<Instant>) -> Result<Peer, NoPeer> {
         let out = out_folder().join(folder);
         let scripts = peers_folder().join(folder);
@@ -90,18 +91,18 @@ impl Peer {
         Ok(Peer { name: name.to_owned(), versions: versions.collect(), folder: out })
     }
 
-    /// One of its programs: `client`, `server`, `control`.
+    /// Returns one of its programs: `client`, `server` or `control`.
     pub fn program(&self, kind: &str) -> Program {
         Program::new(&self.name, self.folder.join(kind))
     }
 
-    /// The same under another name: one peer may bring several.
+    /// Returns one of its programs under another name, for folders with several peers.
     pub fn program_as(&self, kind: &str, name: &str) -> Program {
         Program::new(name, self.folder.join(kind))
     }
 }
 
-/// Runs a script of a peer; what it says is told if it fails.
+/// Runs a script of a peer. Its output is part of the error.
 async fn run(script: &Path, out: &Path, end: Option<Instant>, script_limit: Duration) -> Result<(), NoPeer> {
     let left = end.map(|end| end.saturating_duration_since(Instant::now()));
     let limit = left.map_or(script_limit, |left| left.min(script_limit));
@@ -125,25 +126,25 @@ async fn run(script: &Path, out: &Path, end: Option<Instant>, script_limit: Dura
     }
 }
 
-/// Our own programs, which stand beside the one that runs.
+/// Returns one of our own programs, beside the running one.
 pub fn own(program: &str) -> Program {
     let here = env::current_exe().ok();
     let folder = here.as_deref().and_then(Path::parent).unwrap_or(Path::new("."));
     Program::new("evenkeel", folder.join(program))
 }
 
-/// The scripts and sources of the peers.
+/// Returns the folder with the scripts and sources of the peers.
 pub fn peers_folder() -> PathBuf {
     root().join("tools/interop/peers")
 }
 
-/// The project's root.
+/// Returns the root of the repository.
 pub fn root() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.ancestors().nth(2).unwrap_or(package).to_owned()
 }
 
-/// Where peers are installed: below cargo's target folder, two above the program that runs.
+/// Returns the installation folder, below cargo's target folder, two levels above the running program.
 fn out_folder() -> PathBuf {
     let here = env::current_exe().ok();
     let target = here.as_deref().and_then(|file| file.ancestors().nth(2));

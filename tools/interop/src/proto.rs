@@ -1,4 +1,4 @@
-//! The generated messages and services.
+//! Generated messages and services.
 
 #![allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub)]
 

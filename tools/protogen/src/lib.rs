@@ -1,5 +1,5 @@
-//! From `.proto` files to committed code, without `protoc`: the messages of `evenkeel-proto`, and the services that
-//! `testkit` and `interop` serve or call. Those take messages of published xDS packages from the former.
+//! Generates committed code from `.proto` files without `protoc`: the messages of `evenkeel-proto`, and the
+//! services that `testkit` and `interop` serve or call. The latter use the messages of `evenkeel-proto`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::{fs, io};
 use prost::Message;
 use prost_types::FileDescriptorSet;
 
-/// The services of published packages that tests need, by file, and which side of them.
+/// Services of published packages for tests, by file, with the side to generate.
 const OF_TESTKIT: &[(&str, Side)] = &[
     ("envoy/service/discovery/v3/ads.proto", Side::Server),
     ("envoy/service/load_stats/v3/lrs.proto", Side::Server),
@@ -16,7 +16,7 @@ const OF_TESTKIT: &[(&str, Side)] = &[
     ("xds/service/orca/v3/orca.proto", Side::Server),
 ];
 
-/// Those that the interop driver needs.
+/// Services of published packages for the interop driver.
 const OF_INTEROP: &[(&str, Side)] = &[("envoy/service/status/v3/csds.proto", Side::Client)];
 
 #[derive(Clone, Copy)]
@@ -26,15 +26,15 @@ enum Side {
     Both,
 }
 
-/// A folder of committed code, and what it has to hold: contents by file name.
+/// Folder of committed code, with its expected contents by file name.
 pub struct Output {
-    /// Holds nothing but generated files.
+    /// Folder with generated files only.
     pub folder: PathBuf,
-    /// What the generator writes there.
+    /// Files that the generator writes.
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
-/// Everything that is generated.
+/// Generates everything.
 pub fn generate() -> Result<Vec<Output>, Box<dyn std::error::Error>> {
     Ok(vec![
         Output { folder: proto_crate().join("src/generated"), files: messages()? },
@@ -43,8 +43,8 @@ pub fn generate() -> Result<Vec<Output>, Box<dyn std::error::Error>> {
     ])
 }
 
-/// Compiles every `.proto` file of `evenkeel-proto`. Comments are not kept: the descriptors are the same on every
-/// machine.
+/// Compiles every `.proto` file of `evenkeel-proto`. Comments are dropped, so the descriptors are the same on
+/// every machine.
 pub fn descriptors() -> Result<FileDescriptorSet, protox::Error> {
     compile(&proto_crate().join("proto"))
 }
@@ -68,7 +68,7 @@ fn messages() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error>> {
     Ok(files)
 }
 
-/// The services that a package defines itself, and those of published packages.
+/// Generates the services of a package itself, and those of published packages.
 fn services(
     package: &Path,
     of_published: &[(&str, Side)],
@@ -85,7 +85,7 @@ fn services(
     })?)
 }
 
-/// Packages under `envoy` and `xds` get code for their services only: their messages are those of `evenkeel-proto`.
+/// Generates services. Packages under `envoy` and `xds` get no messages: those are in `evenkeel-proto`.
 fn write_services(set: FileDescriptorSet, side: Side, out: &Path) -> io::Result<()> {
     tonic_prost_build::configure()
         .build_client(!matches!(side, Side::Server))
@@ -116,7 +116,7 @@ fn compile(root: &Path) -> Result<FileDescriptorSet, protox::Error> {
     protox::compile(files, [root])
 }
 
-/// What `write` leaves in a folder that is gone afterwards.
+/// Returns the files that `write` creates in a temporary folder.
 fn written(name: &str, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<BTreeMap<String, Vec<u8>>> {
     let scratch = std::env::temp_dir().join(format!("evenkeel-protogen-{name}-{}", std::process::id()));
     fs::create_dir_all(&scratch)?;
@@ -125,7 +125,7 @@ fn written(name: &str, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Resul
     done
 }
 
-/// The files of a folder by name.
+/// Returns the files of a folder by name.
 pub fn read_all(folder: &Path) -> io::Result<BTreeMap<String, Vec<u8>>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(folder)? {

@@ -4,7 +4,7 @@ use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::prost::{Message, Name};
 use prost_reflect::{DynamicMessage, ReflectMessage};
 
-/// A message goes to protobuf JSON and back, `Any` values opened by their type.
+/// A message converts to protobuf JSON and back, with `Any` values expanded by type.
 #[test]
 fn json_opens_any_values() {
     let pool = evenkeel_proto::descriptors::pool();
@@ -28,7 +28,7 @@ fn json_opens_any_values() {
     assert_eq!(serde_json::to_value(&again).expect("JSON"), json);
 }
 
-/// Every service we speak is there, for server reflection.
+/// Every used service has a descriptor, for server reflection.
 #[test]
 fn services_are_described() {
     let pool = evenkeel_proto::descriptors::pool();

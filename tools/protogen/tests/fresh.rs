@@ -1,8 +1,8 @@
-//! The committed code is what the generator writes.
+//! The committed code equals the generator's output.
 
 use std::collections::BTreeSet;
 
-/// A change of a `.proto` file without a run of the generator, or an edit of generated code, fails here.
+/// Fails after a change of a `.proto` file without a run of the generator, or an edit of generated code.
 #[test]
 fn committed_code_is_what_the_generator_writes() {
     for output in protogen::generate().expect("the .proto files compile") {

@@ -1,8 +1,9 @@
-//! Our messages are the published ones, as far as they go: names, numbers, types, labels, oneofs, enum values, methods.
+//! Our messages are a subset of the published ones: names, numbers, types, labels, oneofs, enum values,
+//! methods.
 //!
-//! What is published is written as facts, one for each message, field, enum value and method, and so is what we have;
-//! each of ours must be a published one. The published descriptors come with the package `envoy-types`, which is in the
-//! lock file and fetched but never built.
+//! Both are expressed as facts, one per message, field, enum value and method. Each of ours must be
+//! published. The published descriptors come from the package `envoy-types`, which is in the lock file and
+//! fetched but never built.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +17,7 @@ use prost_types::{
     MessageOptions, ServiceDescriptorProto,
 };
 
-/// What github.com/cncf/xds publishes and `envoy-types` leaves out.
+/// Messages of github.com/cncf/xds that `envoy-types` does not contain.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("udpa.type.v1.TypedStruct", "a message of proto3"),
     ("udpa.type.v1.TypedStruct.type_url", "string = 1"),
@@ -44,7 +45,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
 ];
 
-/// Full names, and what is so about them.
+/// Facts by full name.
 type Facts = BTreeMap<String, String>;
 
 /// ORCA-2 for the load reports, and the same for every other message.
@@ -54,7 +55,7 @@ fn our_messages_are_the_published_ones() {
     assert!(wrong.is_empty(), "\n  {}\n", wrong.join("\n  "));
 }
 
-/// The comparison sees what would break the wire, one change at a time.
+/// The comparison detects each kind of change that would break the wire format.
 #[test]
 fn every_kind_of_change_is_seen() {
     type Change = fn(&mut FileDescriptorSet);
@@ -153,7 +154,7 @@ fn published() -> Facts {
     all
 }
 
-/// The folder of a package of the lock file.
+/// Returns the folder of a package in the lock file.
 fn package_folder(name: &str) -> PathBuf {
     let cargo = |arguments: &[&str]| {
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
@@ -182,7 +183,7 @@ fn package_folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Which of our facts are not published, or otherwise.
+/// Returns our facts that are not published, or differ.
 fn differences(ours: &Facts, published: &Facts) -> Vec<String> {
     let differ = ours.iter().filter_map(|(name, fact)| match published.get(name) {
         Some(published) if published == fact => None,
@@ -229,7 +230,7 @@ fn note_message(scope: &str, syntax: &str, message: &DescriptorProto, facts: &mu
     facts.insert(name, format!("a message of {syntax}"));
 }
 
-/// A field as a `.proto` file would have it.
+/// Describes a field as in a `.proto` file.
 fn describe(scope: &str, field: &FieldDescriptorProto, of: &DescriptorProto) -> String {
     let entry = of.nested_type.iter().find(|nested| {
         is_map_entry(nested)

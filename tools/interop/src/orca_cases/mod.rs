@@ -1,8 +1,8 @@
-//! `interop_client`: gRPC's published cases about load reports, `orca_per_rpc` and `orca_oob`, run against any server that
-//! has `grpc.testing.TestService`; and `empty_unary` and `large_unary`, to see that calls come through at all.
+//! `interop_client`: gRPC's published load report cases, `orca_per_rpc` and `orca_oob`, against any server of
+//! `grpc.testing.TestService`. `empty_unary` and `large_unary` check that calls work at all.
 //!
-//! A case ends with a line that says whether it held, and with 0 or 1; wrong flags end with 2. Reports must be exactly
-//! what the server was asked to report: a value more is as wrong as a value less.
+//! A case prints its result and exits with 0 or 1; invalid flags exit with 2. Reports must be exactly those
+//! that the server was asked for, without additional values.
 
 mod policy;
 
@@ -25,20 +25,20 @@ use crate::proto::testing::{
     StreamingOutputCallResponse, TestOrcaReport,
 };
 
-/// How long a case may take. A report out of band comes every second.
+/// Maximum duration of a case. Out-of-band reports arrive every second.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a case waits before it looks again.
+/// Polling interval of a case.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The published sizes of `large_unary`.
+/// Published sizes of `large_unary`.
 const LARGE_REQUEST: usize = 271_828;
 const LARGE_RESPONSE: i32 = 314_159;
 
-/// Wrong flags.
+/// Exit code for invalid flags.
 const USAGE: u8 = 2;
 
-/// The program: reads its flags, runs one case.
+/// Runs the program: parses its flags and runs one case.
 pub async fn run(args: impl IntoIterator<Item = String>) -> ExitCode {
     let mut flags = Flags::of(args);
     let settings = Settings::read(&mut flags);
@@ -98,7 +98,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// All flags are asked for before any is refused, so that none of them counts as unknown.
+    /// Reads all flags before it rejects any, so that none of them counts as unknown.
     fn read(flags: &mut Flags) -> Result<Settings, String> {
         let told = |error: FlagError| error.to_string();
         let case = flags.read_if_there("test_case", |text| {
@@ -177,7 +177,7 @@ impl CaseContext {
         ))
     }
 
-    /// A report that comes with a call reaches the policy.
+    /// A per-call report reaches the policy.
     async fn orca_per_rpc(&mut self) -> Result<(), String> {
         let report = TestOrcaReport {
             cpu_utilization: 0.8210,
@@ -195,19 +195,19 @@ impl CaseContext {
         }
     }
 
-    /// Reports that come out of band reach the policy, and the next ones take their place.
+    /// Out-of-band reports reach the policy, and later ones replace them.
     async fn orca_oob(&mut self) -> Result<(), String> {
         let first = shares(0.8210, 0.5847, 0.30499);
         let second = shares(0.29309, 0.2, 0.2039);
         let (requests, received) = mpsc::channel(1);
-        // Before the call, since some servers send nothing, not even headers, before they have a request.
+        // Send before the call: some servers send no headers before the first request.
         let _ = requests.send(to_report(&first)).await;
         let stream = self.client.full_duplex_call(ReceiverStream::new(received)).await;
         let mut answers = stream.map_err(|status| format!("FullDuplexCall: {status}"))?.into_inner();
-        // The answer says that the report is in force.
+        // The response confirms that the report is active.
         expect_answer(&mut answers).await?;
         self.await_out_of_band(&first).await?;
-        // If the call is over, its next answer says why.
+        // If the call has ended, the next response has the status.
         let _ = requests.send(to_report(&second)).await;
         expect_answer(&mut answers).await?;
         self.await_out_of_band(&second).await?;
@@ -219,7 +219,7 @@ impl CaseContext {
         }
     }
 
-    /// Calls go on while the report is awaited, as the case is described.
+    /// Makes calls while it waits for the report, as the case requires.
     async fn await_out_of_band(&mut self, report: &TestOrcaReport) -> Result<(), String> {
         let expected = as_policies_see_it(report);
         while self.reports.out_of_band().as_ref() != Some(&expected) {
@@ -236,7 +236,8 @@ impl CaseContext {
         Ok(answer.into_inner().payload)
     }
 
-    /// What came with each call; there was one. A call is over for the policy before its answer is here.
+    /// Returns the report of each call; there must be one. The policy sees the end of a call before the
+    /// caller does.
     fn seen_calls(&self) -> Result<Vec<Option<LoadReport>>, String> {
         let calls = self.reports.of_calls();
         if calls.is_empty() {
@@ -254,7 +255,7 @@ fn shares(cpu_utilization: f64, memory_utilization: f64, util: f64) -> TestOrcaR
     TestOrcaReport { cpu_utilization, memory_utilization, utilization, ..TestOrcaReport::default() }
 }
 
-/// Asks for this to be reported out of band, and for an answer.
+/// Returns a request to report this out of band, with a response.
 fn to_report(report: &TestOrcaReport) -> StreamingOutputCallRequest {
     StreamingOutputCallRequest {
         orca_oob_report: Some(report.clone()),

@@ -1,5 +1,5 @@
-//! `test_backend_metrics_load_balancer`: the policy of the ORCA cases. It sends every call to the first endpoint that is
-//! ready, asks every endpoint for load out of band, and hands on each report that comes to the case that waits for it.
+//! `test_backend_metrics_load_balancer`: the policy of the ORCA cases. It picks the first READY endpoint,
+//! watches out-of-band load of every endpoint, and passes each report to the waiting case.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,25 +11,25 @@ use evenkeel_core::{
     PickResult, Picker, Policy, Status, SubchannelId,
 };
 
-/// Its published name.
+/// Published name of the policy.
 pub(super) const NAME: &str = "test_backend_metrics_load_balancer";
 
-/// How often load is asked for out of band.
+/// Interval of out-of-band reports.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// What the policy was told. Clones are the same.
+/// Reports that the policy received. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Reports(Arc<Mutex<ObservedReports>>);
 
 #[derive(Default)]
 struct ObservedReports {
-    /// One for each call that ended.
+    /// Report of each ended call.
     calls: Vec<Option<LoadReport>>,
     out_of_band: Option<LoadReport>,
 }
 
 impl Reports {
-    /// Policies that go by this, and hand what they are told to these reports.
+    /// Returns a registry with a policy that records into these reports.
     pub(super) fn registry(&self) -> Registry {
         let mut registry = Registry::standard();
         let reports = self.clone();
@@ -40,12 +40,12 @@ impl Reports {
         registry
     }
 
-    /// What came with each call so far, in the order of their ends.
+    /// Returns the report of each call so far, in the order of their ends.
     pub(super) fn of_calls(&self) -> Vec<Option<LoadReport>> {
         self.with(|told| told.calls.clone())
     }
 
-    /// What came last out of band.
+    /// Returns the latest out-of-band report.
     pub(super) fn out_of_band(&self) -> Option<LoadReport> {
         self.with(|told| told.out_of_band.clone())
     }
@@ -67,11 +67,11 @@ impl CallTracker for Reports {
     }
 }
 
-/// The policy.
+/// The policy with its endpoints.
 #[derive(Default)]
 struct LoadReportPolicy {
     reports: Reports,
-    /// How many reports of an endpoint were seen.
+    /// Endpoints, each with the number of reports processed.
     fleet: EndpointList<u32>,
     shown: CachedState<PickerInputs>,
 }

@@ -1,9 +1,9 @@
-//! What a request's `rpc-behavior` metadata asks of its handler: to wait, never to answer, to fail, or to fail until the
-//! call has been retried so often.
+//! `rpc-behavior` request metadata: it makes the handler sleep, hang, fail, or fail until a number of
+//! retries.
 //!
-//! Values are separated by commas, in one header or several, and obeyed in order. `hostname=NAME ` before a value keeps it
-//! to the server of that name. A value that is for this server and not understood fails the call, also where some peers
-//! would pass over it: a case that asks for nothing known would otherwise pass for the wrong reason.
+//! Values are separated by commas, in one header or several, and processed in order. The prefix
+//! `hostname=NAME ` limits a value to one server. An unknown value for this server fails the call, although
+//! some peers ignore it: otherwise a case with a typo could pass.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use tonic::{Code, Status};
 
 const KEY: &str = "rpc-behavior";
 
-/// How often the call was sent before, as gRPC's retries tell it.
+/// Header with the number of previous attempts (A6).
 const ATTEMPTS: &str = "grpc-previous-rpc-attempts";
 
-/// tonic ends a handler at the caller's deadline with CANCELLED, and that answer may overtake the caller's own clock.
-/// Handlers that wait end themselves so much earlier, with the status that other servers send.
+/// tonic cancels a handler at the caller's deadline with CANCELLED, which may arrive before the caller's own
+/// timer fires. Waiting handlers end this much earlier, with the status of other servers.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(2);
 
 #[derive(Debug, PartialEq)]
@@ -25,11 +25,11 @@ enum Behavior {
     Sleep(Duration),
     KeepOpen,
     Fail(Code),
-    /// Answer, if the call was sent so often before.
+    /// Succeeds if the call has this number of previous attempts.
     SucceedOnAttempt(u32),
 }
 
-/// Does what the metadata asks for. `Ok` if the call is to be answered then.
+/// Processes the metadata. Returns `Ok` if the call should then get a response.
 pub(super) async fn obey(metadata: &MetadataMap, host: &str) -> Result<(), Status> {
     let behaviors = read(metadata, host)?;
     if behaviors.is_empty() {
@@ -57,7 +57,7 @@ async fn apply(behaviors: Vec<Behavior>, attempts: u32) -> Result<(), Status> {
     Ok(())
 }
 
-/// What is asked of the server with this name.
+/// Returns the behaviours for the server with this name.
 fn read(metadata: &MetadataMap, host: &str) -> Result<Vec<Behavior>, Status> {
     let mut behaviors = Vec::new();
     for header in metadata.get_all(KEY) {
@@ -71,7 +71,7 @@ fn read(metadata: &MetadataMap, host: &str) -> Result<Vec<Behavior>, Status> {
     Ok(behaviors)
 }
 
-/// The value without the name of its host; `None` if it is for another.
+/// Returns the value without its host name; `None` if it is for another server.
 fn for_host<'v>(value: &'v str, host: &str) -> Result<Option<&'v str>, Status> {
     let Some(rest) = value.strip_prefix("hostname=") else { return Ok(Some(value)) };
     match rest.split_once(' ') {
@@ -94,14 +94,14 @@ fn one(value: &str) -> Option<Behavior> {
         let code = i32::try_from(number(code)?).ok().filter(|code| *code <= 16)?;
         return Some(Behavior::Fail(Code::from(code)));
     }
-    // The description has the one word, the programs of its authors have the other.
+    // The description and the programs of its authors differ in this word.
     let attempt = value
         .strip_prefix("succeed-on-retry-attempt-")
         .or_else(|| value.strip_prefix("success-on-retry-attempt-"))?;
     number(attempt).map(Behavior::SucceedOnAttempt)
 }
 
-/// Digits only: `parse` alone takes a plus sign, too.
+/// Parses digits only. `parse` alone would accept a plus sign.
 fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
@@ -119,7 +119,7 @@ fn attempts(metadata: &MetadataMap) -> Result<u32, Status> {
     number(&found).ok_or_else(problem)
 }
 
-/// How long the caller waits: up to eight digits and a unit.
+/// Parses a `grpc-timeout` value: up to eight digits and a unit.
 fn limit(text: &[u8]) -> Option<Duration> {
     let (unit, digits) = text.split_last()?;
     let count = u64::from(number(str::from_utf8(digits).ok()?)?);

@@ -1,4 +1,4 @@
-//! `grpc.health.v1.Health` of the whole server and of its two services by name. All are in one state, which
+//! `grpc.health.v1.Health` of the server and of its two services by name. All have the same status, which
 //! `XdsUpdateHealthService` sets.
 
 use std::pin::Pin;
@@ -12,10 +12,10 @@ use crate::proto::health::health_check_response::ServingStatus;
 use crate::proto::health::health_server::Health;
 use crate::proto::health::{HealthCheckRequest, HealthCheckResponse};
 
-/// What can be asked for; the empty name is the server as a whole.
+/// Supported service names. The empty name is the whole server.
 const SERVICES: [&str; 3] = ["", "grpc.testing.TestService", "grpc.testing.XdsUpdateHealthService"];
 
-/// Whether the server says that it serves. Clones are the same.
+/// Serving status of the server. Clones share it.
 #[derive(Clone)]
 pub(super) struct Serving(watch::Sender<ServingStatus>);
 
@@ -26,7 +26,7 @@ impl Default for Serving {
 }
 
 impl Serving {
-    /// Those who watch are told of changes only.
+    /// Sets the status. Watchers are notified of changes only.
     pub(super) fn set(&self, status: ServingStatus) {
         self.0.send_if_modified(|current| std::mem::replace(current, status) != status);
     }
@@ -55,7 +55,7 @@ impl Health for Serving {
             let states = WatchStream::new(self.0.subscribe());
             return Ok(Response::new(Box::pin(states.map(|state| Ok(answer(state))))));
         }
-        // By the protocol it may come to be known; here it never does.
+        // By the protocol an unknown service may appear later. Here it never does.
         let unknown = once(Ok(answer(ServingStatus::ServiceUnknown)));
         Ok(Response::new(Box::pin(unknown.chain(pending()))))
     }

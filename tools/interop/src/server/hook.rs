@@ -1,8 +1,8 @@
-//! `grpc.testing.HookService`, which somebody asks before the server is stopped and who waits for its answer; and the hook
-//! server, a port of its own for it that `XdsUpdateHealthService` starts, answers on, and stops.
+//! `grpc.testing.HookService`, which is called before the server is stopped, and the hook server: a separate
+//! port for it that `XdsUpdateHealthService` starts, responds on and stops.
 //!
-//! A call of `Hook` waits until there is a status for it: the next of those that were returned one by one, each for one
-//! call in the order of their coming, or else the one that was set for all.
+//! A call of `Hook` waits for a status: the next of those returned individually, in order of the calls, or
+//! else the one set for all.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,10 +18,10 @@ use super::listen::{Addresses, listen};
 use crate::proto::testing::hook_service_server::{HookService, HookServiceServer};
 use crate::proto::testing::{Empty, SetReturnStatusRequest};
 
-/// How long calls on the hook server may take to end once it is stopped.
+/// Maximum time for calls to end after the hook server is stopped.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The calls that wait, and what they are answered with. Clones are the same.
+/// Waiting calls and their statuses. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Hooks(Arc<Mutex<State>>);
 
@@ -33,7 +33,7 @@ struct State {
 }
 
 impl State {
-    /// Answers those who can be. One who went away takes no answer from another.
+    /// Completes all calls that have a status. A cancelled call does not consume one.
     fn settle(&mut self) {
         while let Some(status) = self.returned.pop_front() {
             if let Err(status) = self.answer_first(status) {
@@ -48,7 +48,7 @@ impl State {
         }
     }
 
-    /// Gives the status back if nobody waits.
+    /// Completes the first waiting call. Returns the status if there is none.
     fn answer_first(&mut self, mut status: Status) -> Result<(), Status> {
         while let Some(waiting) = self.waiting.pop_front() {
             match waiting.send(status) {
@@ -67,12 +67,12 @@ impl Hooks {
         state.settle();
     }
 
-    /// The answer of the call that waits first, or of the next one.
+    /// Completes the first waiting call, or the next one.
     fn give_back(&self, status: Status) {
         self.change(|state| state.returned.push_back(status));
     }
 
-    /// Whoever waits, or still comes, is told that it is over, unless all have an answer anyway.
+    /// Completes waiting and later calls with ABORTED, unless a status for all is set.
     fn end(&self) {
         self.change(|state| {
             state.for_all.get_or_insert_with(|| Status::aborted("the hook server is stopped"));
@@ -105,7 +105,7 @@ impl HookService for Hooks {
     }
 }
 
-/// The hook server, if it runs.
+/// Hook server, if it runs.
 #[derive(Default)]
 pub(super) struct HookServer(AsyncMutex<Option<Running>>);
 
@@ -116,7 +116,7 @@ struct Running {
 }
 
 impl HookServer {
-    /// Starts it on this port; port 0 is a free one, which the log tells.
+    /// Starts it on this port. Port 0 selects a free one, which is logged.
     pub(super) async fn start(&self, port: i32) -> Result<(), Status> {
         let mut running = self.0.lock().await;
         if running.is_some() {
@@ -134,7 +134,7 @@ impl HookServer {
         let serving = Server::builder()
             .add_service(HookServiceServer::new(hooks.clone()))
             .serve_with_incoming_shutdown(incoming, async {
-                // It is also over if nobody can stop it any more.
+                // An error means that the handle was dropped: shut down too.
                 let _ = stopped.await;
             });
         let served = tokio::spawn(async {
@@ -146,7 +146,7 @@ impl HookServer {
         Ok(())
     }
 
-    /// Stops it; calls that wait are ABORTED.
+    /// Stops it. Waiting calls are ABORTED.
     pub(super) async fn stop(&self) -> Result<(), Status> {
         let Running { hooks, stop, mut served } = self.0.lock().await.take().ok_or_else(not_running)?;
         hooks.end();
@@ -157,7 +157,7 @@ impl HookServer {
         Ok(())
     }
 
-    /// Answers the call that waits first, or the next one.
+    /// Completes the first waiting call, or the next one.
     pub(super) async fn give_back(&self, status: Status) -> Result<(), Status> {
         let running = self.0.lock().await;
         running.as_ref().ok_or_else(not_running)?.hooks.give_back(status);
@@ -177,7 +177,7 @@ mod tests {
 
     type Answer = Result<Response<Empty>, Status>;
 
-    /// A call that has come, and waits.
+    /// Returns a call that has arrived and waits.
     fn waiting(hooks: &Hooks) -> impl Future<Output = Answer> {
         let mut call = hooks.hook(Request::new(Empty {}));
         assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -1,4 +1,4 @@
-//! Where the server listens: on all interfaces, for IPv4, IPv6 or both.
+//! Listening socket of the server: on all interfaces, for IPv4, IPv6 or both.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -7,18 +7,18 @@ use tokio::net::TcpStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::TcpIncoming;
 
-/// Who can connect.
+/// Accepted address families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Addresses {
     V4,
     V6,
     Both,
-    /// Both, or those of IPv4 where there is no IPv6.
+    /// Both, or IPv4 only if IPv6 is unavailable.
     Any,
 }
 
 impl Addresses {
-    /// The value of `--address_type`; the error says what is expected.
+    /// Parses the value of `--address_type`. The error describes the expectation.
     pub(super) fn read(text: &str) -> Result<Addresses, String> {
         match text.to_ascii_lowercase().as_str() {
             "" => Ok(Addresses::Any),
@@ -30,7 +30,7 @@ impl Addresses {
     }
 }
 
-/// The connections that come, and where they come. Port 0 is a free one.
+/// Returns the incoming connections and the listening address. Port 0 selects a free one.
 pub(super) fn listen(
     port: u16,
     addresses: Addresses,
@@ -43,7 +43,8 @@ pub(super) fn listen(
         Addresses::Any => v6().or_else(|_| v4()),
     }?;
     let address = incoming.local_addr()?;
-    // A socket of IPv6 takes IPv4 as well. The standard library cannot ask it not to, so those who come are sent away.
+    // An IPv6 socket accepts IPv4 as well. The standard library cannot set IPV6_V6ONLY, so such connections
+    // are dropped.
     let is_welcome = move |stream: &TcpStream| {
         addresses != Addresses::V6 || stream.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_ipv6())
     };

@@ -1,7 +1,7 @@
-//! What the server says of its load: what a request asks it to say, what its flags say, and nothing else.
+//! Load reports of the server: from requests and flags only.
 //!
-//! Reports on calls and reports out of band are apart, so that a case about the one cannot pass by the other. Nothing is
-//! measured: a client gets to see exactly what it has sent, and weights are what the flags make them.
+//! Per-call and out-of-band reports are separate, so that a case about one cannot pass by the other. Nothing
+//! is measured: a client sees exactly what it sent, and weights follow from the flags.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,20 @@ use tonic::Status;
 
 use crate::proto::testing::TestOrcaReport;
 
-/// Clients may ask for reports this often. gRPC's own programs allow one per second; cases need not wait so long.
+/// Minimum report interval for clients. gRPC's own programs use one second; a shorter one speeds up the
+/// cases.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the flags say of the load.
+/// Load values from the flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Fixed {
     pub(super) utilization: Option<f64>,
     pub(super) qps: Option<f64>,
-    /// Where it is said.
+    /// Reports that contain the values.
     pub(super) reports: Reports,
 }
 
-/// Which reports say what the flags say.
+/// Selection of reports for the values of the flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Reports {
     #[default]
@@ -34,7 +35,7 @@ pub(super) enum Reports {
 }
 
 impl Reports {
-    /// As the flag names them; the error says what is expected.
+    /// Parses the value of the flag. The error describes the expectation.
     pub(super) fn named(name: &str) -> Result<Reports, String> {
         match name {
             "all" => Ok(Reports::All),
@@ -45,12 +46,12 @@ impl Reports {
     }
 }
 
-/// The load that is reported.
+/// Reported load.
 #[derive(Clone)]
 pub(super) struct Load {
     calls: ServerLoad,
     out_of_band: ServerLoad,
-    /// Only one stream at a time says what is reported out of band; others wait for its end.
+    /// Only one stream at a time sets the out-of-band report. Others wait for its end.
     turn: Arc<Mutex<()>>,
 }
 
@@ -79,21 +80,21 @@ impl Load {
         self.out_of_band.service().min_interval(MIN_INTERVAL)
     }
 
-    /// Waits until nobody else says what is reported out of band.
+    /// Waits until no other stream sets the out-of-band report.
     pub(super) async fn turn(&self) -> OutOfBandGuard {
         let guard = self.turn.clone().lock_owned().await;
         OutOfBandGuard { load: self.out_of_band.clone(), _guard: guard }
     }
 }
 
-/// The right to say what is reported out of band, for as long as it is kept.
+/// Exclusive right to set the out-of-band report, until dropped.
 pub(super) struct OutOfBandGuard {
     load: ServerLoad,
     _guard: OwnedMutexGuard<()>,
 }
 
 impl OutOfBandGuard {
-    /// Reports this from now on, and nothing of what was said before. Costs belong to calls and are not part of it.
+    /// Replaces the out-of-band report. Request costs belong to calls and are not included.
     pub(super) fn report(&self, report: &TestOrcaReport) -> Result<(), Status> {
         let taken = self.load.set_cpu_utilization(report.cpu_utilization)
             & self.load.set_memory_utilization(report.memory_utilization)
@@ -104,7 +105,7 @@ impl OutOfBandGuard {
     }
 }
 
-/// Reports this with the end of the call that is handled here.
+/// Records this report for the current call.
 pub(super) fn report_call(report: &TestOrcaReport) -> Result<(), Status> {
     let call =
         CallLoad::current().ok_or_else(|| Status::internal("no load layer around the test service"))?;

@@ -1,8 +1,10 @@
-//! `xds_interop_server`: the backend of the xDS cases, with the flags, services and behaviours of gRPC's own servers.
+//! `xds_interop_server`: backend of the xDS cases, with the flags, services and behaviours of gRPC's own
+//! servers.
 //!
-//! It answers `grpc.testing.TestService` as requests ask for it, reports load, and has health, hook and admin services
-//! (CSDS, channelz) for drivers, all on one port. It prints `listening on PORT` once it is bound, and ends within a second of SIGTERM whatever
-//! is in flight. `--secure_mode` is refused: it asks for a server that is configured by xDS (A36), which evenkeel is not.
+//! It serves `grpc.testing.TestService`, load reports, and health, hook and admin services (CSDS, channelz)
+//! on one port. It prints `listening on PORT` once it is bound, and exits within a second of SIGTERM, even
+//! with active calls. `--secure_mode` is rejected: it requires a server configured by xDS (A36), which
+//! evenkeel is not.
 
 mod behavior;
 mod health;
@@ -37,13 +39,13 @@ use crate::proto::testing::hook_service_server::HookServiceServer;
 use crate::proto::testing::test_service_server::TestServiceServer;
 use crate::proto::testing::xds_update_health_service_server::XdsUpdateHealthServiceServer;
 
-/// How long calls may go on after SIGTERM; some never end.
+/// Maximum time for active calls after SIGTERM; some never end.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Wrong flags.
+/// Exit code for invalid flags.
 const USAGE: u8 = 2;
 
-/// The program: reads its flags, serves until it is told to end.
+/// Runs the program: parses its flags and serves until a signal.
 pub async fn run(args: impl IntoIterator<Item = String>) -> ExitCode {
     let mut flags = Flags::of(args);
     let settings = Settings::read(&mut flags);
@@ -74,11 +76,11 @@ struct Settings {
 }
 
 impl Settings {
-    /// All flags are asked for before any is refused, so that none of them counts as unknown.
+    /// Reads all flags before it rejects any, so that none of them counts as unknown.
     fn read(flags: &mut Flags) -> Result<Settings, String> {
         let told = |error: FlagError| error.to_string();
         let port = flags.number("port", 8080);
-        // Without secure mode all services are on the one port, as with other servers.
+        // Without secure mode all services share one port, as in other servers.
         let maintenance_port = flags.number("maintenance_port", 8081_u16);
         let addresses = flags.read("address_type", "", Addresses::read);
         let server_id = flags.text("server_id", "evenkeel");
@@ -111,7 +113,7 @@ impl Settings {
     }
 }
 
-/// TLS, if files are named for it.
+/// Returns the TLS config, if its files are set.
 fn tls(flags: &mut Flags) -> Result<Option<ServerTlsConfig>, String> {
     let mut named = |name| match flags.text(name, "").map_err(|error| error.to_string())? {
         file if file.is_empty() => Ok(None),
@@ -133,13 +135,13 @@ fn tls(flags: &mut Flags) -> Result<Option<ServerTlsConfig>, String> {
     }
 }
 
-/// What a utilisation or a rate may be.
+/// Parses a utilization or a rate.
 fn amount(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
     number.ok_or_else(|| "a number from 0 on".to_owned())
 }
 
-/// This name, or the machine's if it is empty.
+/// Returns this name, or the machine's if it is empty.
 fn find_host(name: String) -> Result<Host, String> {
     let name = if name.is_empty() { machine_name() } else { Some(name) };
     let name = name.ok_or("the machine's host name cannot be found; give one with --host_name_override")?;
@@ -149,7 +151,7 @@ fn find_host(name: String) -> Result<Host, String> {
     Host::new(name).ok_or(problem)
 }
 
-/// The kernel says it where it has files, and a command elsewhere.
+/// Returns the host name, from the kernel's file or from the command.
 fn machine_name() -> Option<String> {
     let said = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| {
         Command::new("hostname").output().map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
@@ -176,7 +178,7 @@ async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
         builder = builder.tls_config(tls)?;
     }
     let server = builder
-        // Cases keep a thousand calls open on one connection; other servers have no bound here.
+        // Cases keep a thousand calls open on one connection, and other servers have no limit here.
         .max_concurrent_streams(u32::MAX)
         .layer(load.layer())
         .add_service(TestServiceServer::new(answering))
@@ -197,7 +199,7 @@ async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
         _ = interrupted.recv() => {}
     }
     let _ = stop.send(());
-    // What has not ended by then ends with the process.
+    // Calls that have not ended by then end with the process.
     if let Ok(end) = timeout(GRACE, server).await {
         end?;
     }

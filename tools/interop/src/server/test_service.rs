@@ -1,5 +1,5 @@
-//! `grpc.testing.TestService`: the calls that the cases are made of. Every answer tells who gave it, in the header
-//! `hostname`; a call that fails before there is an answer has no such header, as with other servers.
+//! `grpc.testing.TestService`: the calls of the cases. Every response has the server's name in the header
+//! `hostname`. A call that fails before a response has no such header, as in other servers.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -21,7 +21,7 @@ use crate::proto::testing::{
     StreamingOutputCallResponse,
 };
 
-/// The largest payload that is made on request.
+/// Maximum payload size on request.
 const MAX_PAYLOAD: i32 = 64 << 20;
 
 /// State of the test service.
@@ -31,7 +31,7 @@ pub(super) struct TestServiceState {
     pub(super) load: Load,
 }
 
-/// The server's name, as text and as a header.
+/// Name of the server, as text and as a header value.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     name: String,
@@ -39,7 +39,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// `None` if the name cannot stand in a header.
+    /// Returns `None` if the name is not a valid header value.
     pub(super) fn new(name: String) -> Option<Host> {
         let header = name.parse().ok().filter(|_| !name.is_empty())?;
         Some(Host { name, header })
@@ -116,8 +116,8 @@ impl TestService for TestServiceState {
     }
 }
 
-/// Answers each request as it comes. Whoever says what is reported out of band says it until the stream ends, and before
-/// the answer: once it is there, the report is in force.
+/// Responds to each request of a stream. A request that sets the out-of-band report keeps it until the stream
+/// ends. The report is set before the response, which confirms it.
 async fn converse(
     mut requests: Streaming<StreamingOutputCallRequest>,
     load: &Load,
@@ -140,23 +140,23 @@ async fn converse(
     Ok(())
 }
 
-/// Sends what a request asks for, each part after its interval.
+/// Sends the requested responses, each after its interval.
 async fn send(request: &StreamingOutputCallRequest, peer: &str, to: &Sender) -> Result<(), Status> {
     for ResponseParameters { size, interval_us, fill_peer_socket_address } in &request.response_parameters {
-        // Below zero is no interval.
+        // A negative interval counts as zero.
         sleep(Duration::from_micros(u64::try_from(*interval_us).unwrap_or_default())).await;
         let fill = fill_peer_socket_address.as_ref().is_some_and(|fill| fill.value);
         let answer = StreamingOutputCallResponse {
             payload: Some(payload(request.response_type, *size)?),
             peer_socket_address: if fill { peer.to_owned() } else { String::new() },
         };
-        // If nobody listens, the whole work is let go.
+        // A send error means that the caller has gone. The task is then dropped as a whole.
         let _ = to.send(Ok(answer)).await;
     }
     Ok(())
 }
 
-/// The answers that some work gives. It is let go if the caller goes away.
+/// Returns the responses of some work. The work is dropped if the caller cancels.
 fn streamed<W, F>(work: W) -> Answers
 where
     W: FnOnce(Sender) -> F + Send + 'static,
@@ -175,7 +175,7 @@ where
     Box::pin(ReceiverStream::new(answers))
 }
 
-/// Fails as the request says, if it does.
+/// Fails with the status of the request, if it has one.
 fn echo(status: Option<EchoStatus>) -> Result<(), Status> {
     match status {
         Some(EchoStatus { code, message }) if code != 0 => Err(Status::new(Code::from(code), message)),
@@ -194,7 +194,7 @@ fn payload(kind: i32, size: i32) -> Result<Payload, Status> {
     Ok(Payload { r#type: kind, body: vec![0; length.ok_or_else(problem)?] })
 }
 
-/// The caller's address.
+/// Returns the caller's address as text.
 fn peer(address: Option<SocketAddr>) -> String {
     address.map_or_else(String::new, |address| address.to_string())
 }

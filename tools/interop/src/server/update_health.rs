@@ -1,4 +1,4 @@
-//! `grpc.testing.XdsUpdateHealthService`: drivers tell the server what to say of its health, and what to do with its hook
+//! `grpc.testing.XdsUpdateHealthService`: drivers set the health status of the server and control its hook
 //! server.
 
 use tonic::{Code, Request, Response, Status};
@@ -10,7 +10,7 @@ use crate::proto::testing::hook_request::HookRequestCommand;
 use crate::proto::testing::xds_update_health_service_server::XdsUpdateHealthService;
 use crate::proto::testing::{Empty, HookRequest, HookResponse};
 
-/// What can be updated.
+/// State that drivers can change.
 pub(super) struct Updating {
     pub(super) serving: Serving,
     pub(super) hook_server: HookServer,

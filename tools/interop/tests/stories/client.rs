@@ -1,5 +1,5 @@
-//! Stories of the program `xds_interop_client`, as a driver sees it: it runs as a process, against servers and a control
-//! plane of this one.
+//! Program `xds_interop_client` as a driver uses it: a process, against servers and a control plane of the
+//! test.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests")]
 
@@ -59,7 +59,7 @@ async fn counts_calls_by_peer_and_method() {
     }
 }
 
-/// The initial and the trailing metadata of each call, by the names that the driver gives in any case of letters.
+/// Returns initial and trailing metadata of each call, for keys in any letter case.
 #[tokio::test]
 async fn tells_the_metadata_of_answers() {
     let backend = Backend::start("a").await;
@@ -104,13 +104,13 @@ async fn calls_what_the_driver_configures() {
     assert_eq!((told.num_failures, told.rpcs_by_method.len()), (0, 1));
     assert_eq!(told.rpcs_by_method["EmptyCall"].rpcs_by_peer["a"], 5);
 
-    // A request that is wrong changes nothing.
+    // An invalid request changes nothing.
     let refused = program.configure(&[UNARY, 7], &[], 0).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert_eq!(program.stats(5, 30, &[]).await.rpcs_by_method["EmptyCall"].rpcs_by_peer["a"], 5);
 }
 
-/// A call that fails and a call that does not end are both failures of the block; only the first has a status.
+/// Failed calls and calls without an end both count as failures of the block. Only the former have a status.
 #[tokio::test]
 async fn failures_and_calls_in_flight_are_told_apart() {
     let backend = Backend::start("a").await;
@@ -123,7 +123,7 @@ async fn failures_and_calls_in_flight_are_told_apart() {
     program.configure(&[UNARY], &[entry(UNARY, "rpc-behavior", "keep-open")], 1).await.unwrap();
     let seen = backend.call_until(|seen| seen.values("rpc-behavior") == ["keep-open"]).await;
     assert_eq!(seen.timeout(), None, "kept open without a deadline");
-    // The block is not over when its time is: whatever there is is told.
+    // The block is incomplete on timeout, and the partial result is returned.
     let told = program.stats(5, 1, &[]).await;
     assert_eq!((told.num_failures, told.rpcs_by_peer.len()), (5, 0));
 
@@ -164,7 +164,7 @@ async fn a_failure_after_a_success_can_end_it() {
         assert!(ended.stdout.lines().any(|said| said.starts_with(line)), "{line}: {}", ended.stdout);
     }
 
-    // What is expected is no failure, and anything else is.
+    // The expected status is not a failure, and any other is.
     let flags = [
         &*backend.target(),
         "--qps=50",
@@ -206,7 +206,7 @@ async fn flags_of_others_are_ignored_aloud_and_wrong_ones_refused() {
     }
 }
 
-/// What psm-interop's driver asks of a client before its cases begin, and CSDS.
+/// Requests of psm-interop's driver before its cases, and CSDS.
 #[tokio::test]
 async fn tells_its_channels_and_its_config() {
     let [a, b] = [Backend::start("a").await, Backend::start("b").await];
@@ -217,7 +217,7 @@ async fn tells_its_channels_and_its_config() {
     program.stats_until(40, |told| told.num_failures == 0 && told.rpcs_by_peer.len() == 2).await;
     let mut channelz = ChannelzClient::new(program.channel());
 
-    // One on each page; the last page says so.
+    // One channel per page; the last page has the end flag.
     let mut top = Vec::new();
     loop {
         let start_channel_id = top.last().map_or(0, |channel: &wire::Channel| channel_id(channel) + 1);
@@ -278,8 +278,7 @@ async fn tells_its_channels_and_its_config() {
     }
 }
 
-/// A71, as psm-interop's driver sees it: the channel to the second control plane is there while the first fails, and only
-/// then.
+/// A71, as psm-interop's driver sees it: the fallback control plane is listed only while the first one fails.
 #[tokio::test]
 async fn a_control_plane_for_need_is_told_in_need() {
     let backend = Backend::start("a").await;
@@ -301,7 +300,7 @@ async fn a_control_plane_for_need_is_told_in_need() {
     assert_eq!(within(gone).await.unwrap_err().code(), Code::NotFound);
 }
 
-/// Waits until exactly these are told, in this order; answers their ids.
+/// Waits until exactly these control planes are listed, in this order. Returns their ids.
 async fn control_planes_until(
     channelz: &mut ChannelzClient<Channel>,
     expected: &[(SocketAddr, State)],
@@ -321,7 +320,7 @@ async fn control_planes_until(
     .await
 }
 
-/// A policy of the program's own, chosen by the control plane (A52), adds a header to each call.
+/// A custom policy, selected by the control plane (A52), adds a header to each call.
 #[tokio::test]
 async fn a_policy_of_the_tests_marks_its_calls() {
     let policy = |behavior: &str| {
@@ -357,7 +356,7 @@ fn data(channel: &wire::Channel) -> &wire::ChannelData {
     channel.data.as_ref().unwrap()
 }
 
-/// The subchannel, once it is ready.
+/// Returns the subchannel once it is READY.
 async fn ready_subchannel(channelz: &mut ChannelzClient<Channel>, subchannel_id: i64) -> wire::Subchannel {
     within(async {
         loop {

@@ -1,5 +1,5 @@
-//! The programs, run as drivers run them, and the published cases with them. One binary: each is linked from all that the
-//! channel stands on.
+//! Programs run as drivers run them, and the published cases. They share one binary, since each would link
+//! the whole channel.
 
 mod cases;
 mod client;

@@ -1,5 +1,4 @@
-//! Load reports between our programs: the published cases with our client and our server, and what the server says on
-//! the wire, for clients of others.
+//! Load reports between our programs: the published cases, and the server's reports on the wire.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -27,7 +26,7 @@ const CLIENT: &str = env!("CARGO_BIN_EXE_interop_client");
 const POLICY: &str =
     r#"--service_config_json={"loadBalancingConfig":[{"test_backend_metrics_load_balancer":{}}]}"#;
 
-/// Runs a case of the client's; answers what it printed, if it ended with this.
+/// Runs a case of the client, asserts its exit code, and returns its output.
 async fn case(server: &Server, name: &str, flags: &[&str], exit: i32) -> String {
     let port = format!("--server_port={}", server.port);
     let case = format!("--test_case={name}");
@@ -44,7 +43,7 @@ async fn the_published_cases_pass() {
         assert_eq!(case(&server, name, &[], 0).await, format!("{name}: passed\n"));
     }
     assert_eq!(case(&server, "orca_per_rpc", &[POLICY], 0).await, "orca_per_rpc: passed\n");
-    // Two at once do not disturb each other.
+    // Two concurrent cases do not interfere.
     let flags = [POLICY, "--server_host_override=foo.test.google.fr"];
     let (one, other) =
         tokio::join!(case(&server, "orca_oob", &[POLICY], 0), case(&server, "orca_oob", &flags, 0));
@@ -76,7 +75,7 @@ async fn a_case_that_does_not_hold_says_why() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_fails_the_case() {
-    // A port that is taken, and that nobody listens on.
+    // A bound port without a listener.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let port = format!("--server_port={}", socket.local_addr().unwrap().port());
@@ -86,7 +85,7 @@ async fn a_server_that_is_not_there_fails_the_case() {
     assert!(stderr.starts_with("empty_unary: failed: EmptyCall: "), "{stderr}");
 }
 
-/// What came with the end of a call.
+/// Returns the report in the trailers of a call.
 async fn reported(channel: &Channel, report: Option<TestOrcaReport>) -> Option<OrcaReport> {
     let request = SimpleRequest { orca_per_query_report: report, ..SimpleRequest::default() };
     let answer = soon(TestServiceClient::new(channel.clone()).unary_call(request)).await.expect("an answer");
@@ -95,7 +94,7 @@ async fn reported(channel: &Channel, report: Option<TestOrcaReport>) -> Option<O
     reading.report
 }
 
-/// Listens to what is reported out of band, as often as the server allows.
+/// Streams out-of-band reports at the minimum interval.
 async fn listen(channel: &Channel) -> Streaming<OrcaLoadReport> {
     let mut grpc = Grpc::new(channel.clone());
     soon(grpc.ready()).await.expect("a connection");
@@ -105,7 +104,7 @@ async fn listen(channel: &Channel) -> Streaming<OrcaLoadReport> {
     soon(reports).await.expect("reports").into_inner()
 }
 
-/// Waits until this is reported out of band.
+/// Waits for this out-of-band report.
 async fn comes(reports: &mut Streaming<OrcaLoadReport>, expected: &OrcaLoadReport) {
     soon(async { while reports.message().await.expect("a report").as_ref() != Some(expected) {} }).await;
 }
@@ -125,9 +124,9 @@ async fn nothing_is_reported_that_was_not_asked_for() {
     assert_eq!((found.request_cost[0].name.as_str(), found.request_cost[0].value), ("rows", -3.0));
     assert_eq!((found.utilization[0].name.as_str(), found.utilization[0].value), ("disk", 0.25));
     assert_eq!((found.rps_fractional, found.eps, found.application_utilization), (0.0, 0.0, 0.0));
-    // It was that call's alone.
+    // The report belonged to that call only.
     assert_eq!(reported(&channel, None).await, None);
-    // Nor is anything measured, also not later: a server that measures does so for a second.
+    // Nothing is measured, also not later: a measuring server would report within a second.
     let mut reports = listen(&channel).await;
     for _ in 0..12 {
         assert_eq!(soon(reports.message()).await.unwrap(), Some(OrcaLoadReport::default()));
@@ -141,7 +140,7 @@ async fn nothing_is_reported_that_was_not_asked_for() {
     assert!(status.message().starts_with("orca_per_query_report: expected "), "{status}");
 }
 
-/// The weights of `weighted_round_robin` are 100 / 0.5 then, whatever the machine does.
+/// Fixed load by flags: `weighted_round_robin` computes a weight of 100 / 0.5 on any machine.
 #[tokio::test]
 async fn flags_say_what_the_load_is() {
     let server = Server::start(&["--load_utilization=0.5", "--load_qps", "100"]).await;
@@ -156,12 +155,12 @@ async fn flags_say_what_the_load_is() {
     for _ in 0..3 {
         assert_eq!(soon(reports.message()).await.unwrap(), Some(expected.clone()));
     }
-    // What a request asks for comes on top.
+    // Values of a request are added.
     let asked = TestOrcaReport { cpu_utilization: 0.1, ..TestOrcaReport::default() };
     assert_eq!(reported(&channel, Some(asked)).await, Some(OrcaReport { cpu_utilization: 0.1, ..on_call }));
 }
 
-/// A stream that says what is reported out of band.
+/// Stream that sets the out-of-band report.
 struct ReportingServer {
     requests: mpsc::Sender<StreamingOutputCallRequest>,
     answers: Streaming<StreamingOutputCallResponse>,
@@ -214,12 +213,12 @@ async fn one_at_a_time_says_what_is_reported_out_of_band() {
     first.is_answered().await;
     comes(&mut reports, &heard(0.25, "disk", 0.1)).await;
     second.say(said(0.75, "net", 0.3)).await;
-    // It waits: for ever, if the first goes on.
+    // The second stream waits until the first ends.
     assert!(timeout(Duration::from_millis(300), second.answers.message()).await.is_err());
     first.say(said(0.5, "bus", 0.2)).await;
     first.is_answered().await;
     comes(&mut reports, &heard(0.5, "bus", 0.2)).await;
-    // Calls do not report what is reported out of band.
+    // Out-of-band values are not part of per-call reports.
     assert_eq!(reported(&channel, None).await, None);
     drop(first);
     second.is_answered().await;

@@ -1,5 +1,5 @@
-//! Runs the programs as drivers do: processes with flags, pipes and signals. Every wait has a bound that only a failure
-//! reaches.
+//! Runs the programs as drivers do: processes with flags, pipes and signals. Every wait has a bound that only
+//! a failure reaches.
 
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -9,17 +9,17 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
-/// Only a failure waits this long.
+/// Maximum wait. Only a failing test reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Waits for something that comes.
+/// Awaits a future, and panics after [`PATIENCE`] with the caller's location.
 #[track_caller]
 pub(crate) fn soon<T>(what: impl Future<Output = T>) -> impl Future<Output = T> {
     let place = std::panic::Location::caller();
     async move { timeout(PATIENCE, what).await.unwrap_or_else(|_| panic!("nothing came of {place}")) }
 }
 
-/// Runs a program to its end. Answers its exit code, standard output and standard error.
+/// Runs a program to completion. Returns its exit code, standard output and standard error.
 pub(crate) async fn end_of(program: &str, flags: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(program).args(flags).stdin(Stdio::null()).kill_on_drop(true).output();
     let Output { status, stdout, stderr } = soon(output).await.expect("it starts");
@@ -27,7 +27,7 @@ pub(crate) async fn end_of(program: &str, flags: &[&str]) -> (Option<i32>, Strin
     (status.code(), text(stdout), text(stderr))
 }
 
-/// The interop server. Dropping it kills it.
+/// Running interop server. It is killed on drop.
 pub(crate) struct Server {
     pub(crate) port: u16,
     child: Child,
@@ -48,7 +48,7 @@ impl Server {
         Server { port, child }
     }
 
-    /// Waits for a line of its log that ends with a number.
+    /// Waits for a log line with this prefix, and returns the number after it.
     pub(crate) async fn logs(&mut self, words: &str) -> u16 {
         number_after(words, &mut self.child.stderr).await
     }
@@ -57,7 +57,7 @@ impl Server {
         channel(self.port)
     }
 
-    /// Tells it to end; answers its exit code.
+    /// Sends SIGTERM and returns the exit code.
     pub(crate) async fn end(mut self) -> Option<i32> {
         let id = self.child.id().expect("it runs").to_string();
         let killed = Command::new("kill").args(["-TERM", &id]).status().await.expect("there is kill");
@@ -70,7 +70,7 @@ pub(crate) fn channel(port: u16) -> Channel {
     Endpoint::new(format!("http://127.0.0.1:{port}")).expect("an address").connect_lazy()
 }
 
-/// Reads lines until one begins with these words, and goes on with a number.
+/// Reads lines until one has this prefix, and returns the number after it.
 async fn number_after(words: &str, output: &mut Option<impl AsyncRead + Unpin>) -> u16 {
     let mut lines = BufReader::new(output.as_mut().expect("it is piped")).lines();
     loop {

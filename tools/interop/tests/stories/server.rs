@@ -1,4 +1,4 @@
-//! `xds_interop_server` as drivers and clients meet it: the program, over real sockets.
+//! Program `xds_interop_server` as drivers and clients use it, over real sockets.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -26,7 +26,7 @@ use tonic::{Code, Request, Response, Status};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_xds_interop_server");
 
-/// A request that asks for these behaviours, each in a header of its own.
+/// Returns a request with these behaviours, each in its own header.
 fn asking<T>(message: T, behaviors: &[&str]) -> Request<T> {
     let mut request = Request::new(message);
     for behavior in behaviors {
@@ -58,7 +58,7 @@ fn failing(code: i32, message: &str) -> EchoStatus {
 
 #[tokio::test]
 async fn an_answer_says_who_gave_it() {
-    // A flag that only others know is no reason not to serve.
+    // Flags of other servers are ignored.
     let server =
         Server::start(&["--server_id=red", "--host_name_override=a-1", "--enable_csm_observability=true"]);
     let server = server.await;
@@ -108,7 +108,7 @@ async fn calls_that_stay_open_hold_up_neither_others_nor_the_end() {
     let server = Server::start(&[]).await;
     let client = TestServiceClient::new(server.channel());
     let mut open = Vec::new();
-    // More than HTTP/2 servers often allow on one connection.
+    // More streams than HTTP/2 servers often allow on one connection.
     for behavior in ["keep-open", "sleep-3600"].repeat(150) {
         let (mut empty, mut unary) = (client.clone(), client.clone());
         open.push(tokio::spawn(
@@ -117,7 +117,7 @@ async fn calls_that_stay_open_hold_up_neither_others_nor_the_end() {
         let request = asking(SimpleRequest::default(), &[behavior]);
         open.push(tokio::spawn(async move { unary.unary_call(request).await.map(drop) }));
     }
-    // Answered on the same connection, after them.
+    // Served on the same connection, while the others are open.
     for _ in 0..10 {
         soon(client.clone().empty_call(Empty {})).await.unwrap();
     }
@@ -223,7 +223,7 @@ async fn its_health_is_what_a_driver_says() {
         let checked = soon(health.check(asked(service))).await.unwrap().into_inner();
         assert_eq!(checked, answer(ServingStatus::NotServing), "{service}");
     }
-    // What is so already is no news: the next that is told is another state.
+    // Setting the current status sends no update: the next message has another status.
     soon(update.set_not_serving(Empty {})).await.unwrap();
     soon(update.set_serving(Empty {})).await.unwrap();
     for watch in &mut watches {
@@ -231,7 +231,7 @@ async fn its_health_is_what_a_driver_says() {
     }
 }
 
-/// Calls `Hook`, beside the test.
+/// Calls `Hook` in a task.
 fn hook(channel: &Channel) -> tokio::task::JoinHandle<Result<(), Status>> {
     let mut client = HookServiceClient::new(channel.clone());
     tokio::spawn(async move { client.hook(Empty {}).await.map(drop) })
@@ -279,7 +279,7 @@ async fn the_hook_server_is_started_answered_on_and_stopped() {
     let port = server.logs("hook server listening on ").await;
     assert_eq!(told(START, 0, 0).await, Code::AlreadyExists);
     let hooks = channel(port);
-    // One that waits and one that comes later.
+    // One call that waits and one that arrives later.
     let waiting = hook(&hooks);
     assert_eq!(told(RETURN, 5, 0).await, Code::Ok);
     let status = soon(waiting).await.unwrap().unwrap_err();
@@ -305,7 +305,8 @@ async fn the_status_of_xds_can_be_asked_for() {
     assert_eq!(answer.into_inner().config, []);
 }
 
-/// As psm-interop's driver asks: which server has this port, and which of its sockets is the other end of a client's.
+/// Requests of psm-interop's driver: the server of a port, and the socket that is the other end of a
+/// client's.
 #[tokio::test]
 async fn tells_its_port_and_who_is_connected() {
     let server = Server::start(&[]).await;
@@ -321,7 +322,7 @@ async fn tells_its_port_and_who_is_connected() {
 
     let mut stream = soon(TcpStream::connect((Ipv4Addr::LOCALHOST, server.port))).await.unwrap();
     let (client, other) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
-    // It speaks first, so it has the connection by now.
+    // The server sends first, so it has accepted the connection by then.
     soon(stream.read_u8()).await.unwrap();
     let mut seen = Vec::new();
     loop {
@@ -369,7 +370,7 @@ fn address(address: Option<wire::Address>) -> Option<SocketAddr> {
 #[tokio::test]
 async fn listens_on_the_kinds_of_addresses_that_it_is_told() {
     let answers = async |server: &Server, ip: std::net::IpAddr| {
-        // One that is sent away may connect first.
+        // A rejected peer may still complete the TCP handshake.
         let Ok(mut stream) = soon(TcpStream::connect((ip, server.port))).await else { return false };
         soon(stream.read_u8()).await.is_ok()
     };

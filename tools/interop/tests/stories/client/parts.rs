@@ -1,4 +1,4 @@
-//! What the stories of the client are made of: servers that remember their calls, and the program as a process.
+//! Helpers of the client tests: servers that record calls, and the program as a process.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -29,7 +29,7 @@ use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
 
-/// Only what is broken takes this long.
+/// Awaits a future, and panics after 30 seconds.
 pub(crate) async fn within<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), work).await.expect("it takes too long")
 }
@@ -38,13 +38,13 @@ pub(crate) fn entry(kind: i32, key: &str, value: &str) -> Metadata {
     Metadata { r#type: kind, key: key.to_owned(), value: value.to_owned() }
 }
 
-/// A test server that does what `rpc-behavior` says, as far as the stories need it.
+/// Test server that implements the part of `rpc-behavior` that the tests need.
 pub(crate) struct Backend {
     pub(crate) address: SocketAddr,
     calls: watch::Receiver<Vec<ReceivedCall>>,
 }
 
-/// A call as a server saw it.
+/// Call as a server received it.
 #[derive(Clone)]
 pub(crate) struct ReceivedCall {
     pub(crate) method: &'static str,
@@ -64,17 +64,17 @@ impl Backend {
         Backend { address, calls }
     }
 
-    /// The flag that leads here without a control plane.
+    /// Returns the flag for a target without a control plane.
     pub(crate) fn target(&self) -> String {
         format!("--server=ipv4:{}", self.address)
     }
 
-    /// The first call that comes from here on.
+    /// Returns the first call from here on.
     pub(crate) async fn next_call(&self) -> ReceivedCall {
         self.call_until(|_| true).await
     }
 
-    /// The first call from here on that is so.
+    /// Returns the first call from here on that satisfies the condition.
     pub(crate) async fn call_until(&self, is_so: impl Fn(&ReceivedCall) -> bool) -> ReceivedCall {
         let mut calls = self.calls.clone();
         let from = calls.borrow().len();
@@ -88,7 +88,7 @@ impl ReceivedCall {
         self.metadata.get_all(key).iter().map(|value| value.to_str().unwrap().to_owned()).collect()
     }
 
-    /// The deadline that the client gave, in seconds.
+    /// Returns the call's `grpc-timeout` in seconds.
     pub(crate) fn timeout(&self) -> Option<f64> {
         let text = self.metadata.get("grpc-timeout")?.to_str().unwrap();
         let (number, unit) = text.split_at(text.len() - 1);
@@ -172,7 +172,7 @@ impl TestService for Answering {
     }
 }
 
-/// A control plane that closes every connection until it is opened.
+/// Control plane that closes every connection until it is opened.
 pub(crate) struct Gated {
     pub(crate) address: SocketAddr,
     open: Arc<AtomicBool>,
@@ -196,7 +196,7 @@ impl Gated {
     }
 }
 
-/// For these control planes, the first of which is used before the others.
+/// Returns a bootstrap with these control planes, in order of preference.
 pub(crate) fn bootstrap(servers: &[SocketAddr]) -> String {
     let server = |address: &SocketAddr| {
         json!({
@@ -209,14 +209,14 @@ pub(crate) fn bootstrap(servers: &[SocketAddr]) -> String {
     json!({ "node": { "id": "interop" }, "xds_servers": servers }).to_string()
 }
 
-/// The client program, running. It is killed when this is dropped.
+/// Running client program. It is killed on drop.
 pub(crate) struct Program {
     child: Child,
     stdout: BufReader<ChildStdout>,
     port: u16,
 }
 
-/// How a program ended.
+/// Exit code and output of a program.
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
@@ -224,13 +224,13 @@ pub(crate) struct Ended {
 }
 
 impl Program {
-    /// Starts it and waits until it listens.
+    /// Starts the program and waits until it listens.
     pub(crate) async fn start(flags: &[&str], control: Option<&ControlPlane>) -> Program {
         let bootstrap = control.map(|control| control.bootstrap("interop"));
         Program::started(command(flags, bootstrap.as_deref())).await
     }
 
-    /// The same, with control planes of any kind.
+    /// The same, with this bootstrap.
     pub(crate) async fn with_bootstrap(flags: &[&str], bootstrap: &str) -> Program {
         Program::started(command(flags, Some(bootstrap))).await
     }
@@ -244,7 +244,7 @@ impl Program {
         Program { child, stdout, port: port.unwrap_or_else(|| panic!("it said {line:?}")) }
     }
 
-    /// Runs it to its end.
+    /// Runs the program to completion.
     pub(crate) async fn run(flags: &[&str]) -> Ended {
         let output = within(command(flags, None).output()).await.unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -267,7 +267,7 @@ impl Program {
         within(client.get_client_stats(request)).await.unwrap().into_inner()
     }
 
-    /// The first block of calls that is so.
+    /// Returns the first block of calls that satisfies the condition.
     pub(crate) async fn stats_until(
         &self,
         num_rpcs: i32,
@@ -302,14 +302,14 @@ impl Program {
         within(client.configure(request)).await.map(drop)
     }
 
-    /// Tells it to end, as whoever runs programs does.
+    /// Sends SIGTERM and waits for the exit.
     pub(crate) async fn terminate(self) -> Ended {
         let id = self.child.id().expect("it runs").to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
         self.end().await
     }
 
-    /// Waits until it ends by itself.
+    /// Waits for the exit.
     pub(crate) async fn end(mut self) -> Ended {
         let mut ended = Ended { code: None, stdout: String::new(), stderr: String::new() };
         let mut stderr = self.child.stderr.take().unwrap();
