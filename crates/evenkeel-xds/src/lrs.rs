@@ -1,19 +1,20 @@
-//! Load reports to control planes (LRS, A27): when which stream says what.
+//! Load reports to control planes (LRS, A27): streams, intervals and messages.
 //!
-//! [`evenkeel_core::load::LoadStore`] keeps the counts; a [`LrsClient`] turns them into messages. There is one stream per server
-//! that some cluster reports to, and none otherwise:
+//! [`evenkeel_core::load::LoadStore`] keeps the counters. An [`LrsClient`] turns them into messages. There is
+//! one stream per server that at least one cluster reports to:
 //!
 //! ```text
-//!                 opened: who we are                what is wanted
+//!                 opened: send the node             first response
 //!      Opening ───────────────────────▶ Waiting ─────────────────────▶ Reporting ──┐ every interval,
 //!         ▲ │ closed                       │ closed               closed │    ▲    │ a report
 //!         │ ▼                              ▼                             │    └────┘
 //!        Down ◀──────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A stream that ends is opened again after a back-off, whatever it ended with: a server that does not know the service
-//! today may know it tomorrow, and asking every two minutes harms nobody. Meanwhile the counts go on, and the next report
-//! covers all of the time. When nobody counts for a server any more it gets one last report and its stream is closed.
+//! A stream that ends is reopened after a backoff, with any status. A server without the LRS service may
+//! offer it later, and an attempt every two minutes costs little. The counters continue meanwhile, so the
+//! next report covers the whole time. When no cluster reports to a server any more, the client sends one last
+//! report and closes the stream.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -34,20 +35,21 @@ use crate::resource::fields;
 use crate::text::quoted_long;
 use crate::{FieldPath, ValidationErrors};
 
-/// Says that we understand `send_all_clusters`.
+/// Client feature that announces support for `send_all_clusters`.
 const SEND_ALL_CLUSTERS_FEATURE: &str = "envoy.lrs.supports_send_all_clusters";
 
-/// A server that asks for reports more often than this gets them this often.
+/// Minimum interval between reports. A shorter interval in a response is raised to it.
 const MIN_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a stream that has not come to reporting is kept for its last report (as in grpc-go).
+/// Maximum time until the first response on a stream that is kept open only for its last report (as in
+/// grpc-go).
 const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The reports to all servers.
+/// Load reports to all servers.
 ///
-/// A driver tells it what became of streams (`handle_*`) and then asks what to do ([`LrsClient::poll`]). It asks also at
-/// [`LrsClient::next_deadline`], and whenever clusters may have begun or ceased to report: after a pass of a core, and
-/// when a channel is gone. Asking too often is harmless.
+/// The driver reports stream events (`handle_*`) and then performs the effects that [`LrsClient::poll`]
+/// returns. It also polls at [`LrsClient::next_deadline`], and whenever clusters may start or stop reporting:
+/// after a pass of the core and after a channel is dropped. Additional polls are harmless.
 #[derive(Debug)]
 pub struct LrsClient {
     node: Node,
@@ -59,43 +61,45 @@ pub struct LrsClient {
     effects: Vec<LrsEffect>,
 }
 
-/// Names a stream. Ids are never given out twice: what is said of a stream that is gone is ignored.
+/// Id of an LRS stream. Ids are never reused, so late events of a closed stream are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LrsStreamId(u64);
 
-/// Something the driver should do.
+/// Action for the driver to perform.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum LrsEffect {
-    /// Call `StreamLoadStats` on this server, and report [`LrsClient::handle_opened`] or [`LrsClient::handle_closed`].
+    /// Call `StreamLoadStats` on this server. The driver reports [`LrsClient::handle_opened`] or
+    /// [`LrsClient::handle_closed`].
     Open {
-        /// The stream.
+        /// Id of the stream to open.
         stream: LrsStreamId,
-        /// The URI of the server.
+        /// URI of the control plane.
         server: Arc<str>,
     },
-    /// Send this on the stream.
+    /// Send a request on the stream.
     Send {
-        /// The stream.
+        /// Id of the stream to send on.
         stream: LrsStreamId,
-        /// The message.
+        /// Request to encode and send.
         request: Box<LoadStatsRequest>,
     },
-    /// End the stream once everything that was to be sent on it has been, or give up opening it. The id is gone.
+    /// Half-close the stream after all earlier requests are written, or cancel its opening. Later events of
+    /// this id are ignored.
     Close {
-        /// The stream.
+        /// Id of the stream to close.
         stream: LrsStreamId,
     },
-    /// Tell the operator.
+    /// Log a warning for the operator.
     Warn(String),
 }
 
 #[derive(Debug)]
 struct LrsServer {
     state: LrsStreamState,
-    /// Streams in a row that ended without a response.
+    /// Number of consecutive streams that ended without a response.
     attempts: u32,
-    /// When to give up on the last report, once nobody counts any more.
+    /// Deadline of the last report. Set while no cluster reports to the server.
     close_at: Option<Instant>,
 }
 
@@ -110,18 +114,18 @@ enum LrsStreamState {
 #[derive(Clone, Copy, Debug)]
 struct LrsStream {
     id: LrsStreamId,
-    /// When its back-off is over, should it end without a response.
+    /// End of the backoff if the stream ends without a response.
     retry_at: Instant,
-    /// The same, should it end after one.
+    /// End of the backoff if the stream ends after a response.
     retry_at_best: Instant,
 }
 
-/// What a server asked for.
+/// Clusters and interval that a server requested.
 #[derive(Debug)]
 struct ReportSchedule {
     clusters: ReportedClusters,
     interval: Duration,
-    /// When the last report was sent, or the first response came.
+    /// Time of the last report, or of the first response on the stream.
     last: Instant,
 }
 
@@ -132,7 +136,7 @@ enum ReportedClusters {
 }
 
 impl LrsClient {
-    /// Reports what the store counts in the name of `node`.
+    /// Creates a client that reports the counters of `store` with the identity of `node`.
     pub fn new(mut node: Node, store: Arc<LoadStore>, rng: Rng) -> LrsClient {
         if !node.client_features.iter().any(|feature| feature == SEND_ALL_CLUSTERS_FEATURE) {
             node.client_features.push(SEND_ALL_CLUSTERS_FEATURE.to_owned());
@@ -148,7 +152,7 @@ impl LrsClient {
         }
     }
 
-    /// The stream can be sent on.
+    /// Handles the opening of a stream: the first request carries the node.
     pub fn handle_opened(&mut self, id: LrsStreamId) {
         let Some((_, server)) = find(&mut self.servers, id) else { return };
         if let LrsStreamState::Opening(stream) = server.state {
@@ -158,7 +162,7 @@ impl LrsClient {
         }
     }
 
-    /// A message came on the stream. One that cannot be read changes nothing.
+    /// Handles a message of the server. A message that cannot be decoded is ignored with a warning.
     pub fn handle_message(&mut self, id: LrsStreamId, bytes: &[u8], now: Instant) {
         let Some((uri, server)) = find(&mut self.servers, id) else { return };
         let mut warn =
@@ -197,13 +201,13 @@ impl LrsClient {
         server.state = LrsStreamState::Reporting(stream, ReportSchedule { clusters, interval, last });
     }
 
-    /// The stream ended, or could not be opened.
+    /// Handles the end of a stream, or the failure to open it.
     pub fn handle_closed(&mut self, id: LrsStreamId, status: &Status, now: Instant) {
         let Some((uri, server)) = find(&mut self.servers, id) else { return };
         let retry_at = match &server.state {
             LrsStreamState::Reporting(stream, _) => stream.retry_at_best.max(now),
             LrsStreamState::Opening(stream) | LrsStreamState::Waiting(stream) => {
-                // Said once for as long as it does not get better.
+                // Log once until the next response.
                 if server.attempts == 0 {
                     let (code, message) = (status.code(), quoted_long(status.message()));
                     let text = format!("the stream ended with {code:?} {message}; it is tried again");
@@ -217,7 +221,7 @@ impl LrsClient {
         server.state = LrsStreamState::Down { retry_at };
     }
 
-    /// What to do now.
+    /// Returns the actions that are due.
     pub fn poll(&mut self, now: Instant) -> Vec<LrsEffect> {
         let counted: BTreeMap<Arc<str>, bool> = self.store.servers().into_iter().collect();
         for uri in counted.keys() {
@@ -230,6 +234,7 @@ impl LrsClient {
         let mut servers = std::mem::take(&mut self.servers);
         servers.retain(|uri, server| {
             let held = counted.get(uri).copied().unwrap_or(false);
+            // A deadline that is set stays: polling again must not extend the time of the last report.
             server.close_at = if held { None } else { server.close_at.or(Some(now + FINAL_REPORT_TIMEOUT)) };
             self.poll_server(uri, server, now)
         });
@@ -237,7 +242,7 @@ impl LrsClient {
         std::mem::take(&mut self.effects)
     }
 
-    /// When to poll at the latest if nothing happens before.
+    /// Returns the time of the next poll if no event happens before.
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadline = |server: &LrsServer| match &server.state {
             LrsStreamState::Down { retry_at } => Some(*retry_at),
@@ -247,7 +252,7 @@ impl LrsClient {
         self.servers.values().filter_map(deadline).min()
     }
 
-    /// Does for a server what is due; answers whether it stays.
+    /// Queues the actions that are due for a server. Returns false if the server is to be removed.
     fn poll_server(&mut self, uri: &Arc<str>, server: &mut LrsServer, now: Instant) -> bool {
         match &mut server.state {
             LrsStreamState::Down { retry_at } if *retry_at <= now => {
@@ -256,6 +261,7 @@ impl LrsClient {
             }
             LrsStreamState::Down { .. } => {
                 if server.close_at.is_some() {
+                    // Release the counters: no report will contain them.
                     self.store.take(uri, |_| false, now);
                 }
                 server.close_at.is_none()
@@ -287,7 +293,7 @@ impl LrsClient {
                         );
                         self.effects.push(LrsEffect::Warn(format!("load reports to {uri:?}: {text}")));
                     }
-                    // A report without news is sent too, as grpc-go does: it says that we are there.
+                    // Empty reports are sent too, as in grpc-go: they show that the client is alive.
                     let cluster_stats = stats.into_iter().map(cluster_stats).collect();
                     let request = LoadStatsRequest { node: None, cluster_stats };
                     self.effects.push(LrsEffect::Send { stream, request: Box::new(request) });
@@ -304,6 +310,7 @@ impl LrsClient {
         self.streams = self.streams.saturating_add(1);
         let id = LrsStreamId(self.streams);
         self.effects.push(LrsEffect::Open { stream: id, server: uri.clone() });
+        // Backoff counts from the start of the stream. A long-lived stream is therefore reopened at once.
         let mut after = |attempts| now + self.backoff.wait(attempts, &mut self.rng);
         LrsStream { id, retry_at: after(attempts), retry_at_best: after(0) }
     }

@@ -1,5 +1,5 @@
-//! The converters that are built in, one per message. Settings are written in camel case, and only those that are set,
-//! so that the policy's own defaults hold.
+//! Built-in converters, one per message. They write settings in camel case, and only fields that are set, so
+//! that the policy's defaults apply to the others.
 
 use evenkeel_proto::envoy::config::cluster::v3::LoadBalancingPolicy;
 use evenkeel_proto::envoy::extensions::load_balancing_policies::client_side_weighted_round_robin::v3::ClientSideWeightedRoundRobin;
@@ -20,13 +20,14 @@ use serde_json::{Map, Value, json};
 use crate::lb::{ConversionContext, ConversionError, ConvertedPolicy, EdsWeights, LbPolicyConverters};
 use crate::resource::message_name;
 
-/// What A42 has the converter write where the control plane says nothing: the policy's own maximum is smaller.
+/// Ring sizes for fields that the control plane does not set (A42). The policy's own default maximum is
+/// smaller.
 const RING_SIZES: (u64, u64) = (1024, 8 << 20);
 
-/// Whole numbers up to this are exact in JSON's floats.
+/// Largest integer up to which every integer is exact in a JSON number (2^53).
 const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
-/// The longest duration in protobuf, in seconds (10,000 years).
+/// Maximum protobuf duration in seconds (10,000 years).
 const MAX_SECONDS: u64 = 315_576_000_000;
 
 type JsonSettings = Map<String, Value>;
@@ -34,7 +35,7 @@ type JsonSettings = Map<String, Value>;
 pub(super) fn register_all(converters: &mut LbPolicyConverters) {
     register(converters, "ring_hash_experimental", |message: RingHash, cx| {
         match HashFunction::try_from(message.hash_function) {
-            // 2.2 row 4: some control planes leave it unset.
+            // 2.2 row 4: some control planes do not set the hash function.
             Ok(HashFunction::DefaultHash | HashFunction::XxHash) => {}
             other => {
                 let found = other.map_or(message.hash_function.to_string(), |f| f.as_str_name().to_owned());
@@ -99,7 +100,7 @@ pub(super) fn register_all(converters: &mut LbPolicyConverters) {
     });
 }
 
-/// A converter for a message that stands for one policy.
+/// Registers a converter for a message that corresponds to one policy.
 fn register<M: Name + Default + 'static>(
     converters: &mut LbPolicyConverters,
     policy: &'static str,
@@ -112,20 +113,21 @@ fn register<M: Name + Default + 'static>(
     });
 }
 
-/// The settings of `ring_hash_experimental`; both sizes are always written (A42).
+/// Returns the settings of `ring_hash_experimental`. Both sizes are always written (A42).
 pub(super) fn ring_hash(minimum: Option<u64>, maximum: Option<u64>) -> Value {
     let (min, max) = RING_SIZES;
     json!({"minRingSize": minimum.unwrap_or(min), "maxRingSize": maximum.unwrap_or(max)})
 }
 
-/// The settings of `least_request_experimental`.
+/// Returns the settings of `least_request_experimental`.
 pub(super) fn least_request(choice_count: Option<u32>) -> Value {
     let mut settings = JsonSettings::new();
     put(&mut settings, "choiceCount", choice_count);
     Value::Object(settings)
 }
 
-/// A58: what is set is written, zero and false included, so that they differ from what is not set.
+/// Returns the settings of `weighted_round_robin` (A58). Fields that are set to zero or false are written,
+/// because they differ from unset fields.
 fn weighted_round_robin(
     message: ClientSideWeightedRoundRobin,
     cx: &mut ConversionContext<'_>,
@@ -142,7 +144,7 @@ fn weighted_round_robin(
         match value.as_ref().map(duration) {
             None => {}
             Some(Ok(text)) => {
-                // The core rejects the other two where they are negative.
+                // The core rejects negative values of the other two fields.
                 if matches!(field, "blackout_period" | "weight_update_period") && text.starts_with('-') {
                     cx.warn(field, "is negative: counts as 0");
                 }
@@ -170,7 +172,7 @@ fn weighted_round_robin(
     invalid.map_or(Ok(Value::Object(settings)), Err)
 }
 
-/// A policy of the user's own: its name is the type, its settings are passed on as they are.
+/// Converts a custom policy: the type is its name, and the settings are passed on unchanged.
 fn typed_struct(
     type_url: &str,
     value: Option<Struct>,
@@ -186,7 +188,8 @@ fn typed_struct(
     }
 }
 
-/// A struct as JSON. Its depth is bounded by what the decoder of protobuf accepts (100 messages).
+/// Converts a struct to JSON. The protobuf decoder limits its depth to 100 messages. The error is a number
+/// that JSON cannot represent.
 fn object(fields: Struct) -> Result<Value, f64> {
     let fields = fields.fields.into_iter();
     let fields = fields.map(|(name, value)| json_value(value).map(|value| (name, value)));
@@ -196,7 +199,7 @@ fn object(fields: Struct) -> Result<Value, f64> {
 fn json_value(value: ProtoValue) -> Result<Value, f64> {
     Ok(match value.kind {
         None | Some(Kind::NullValue(_)) => Value::Null,
-        // Protobuf has only floats here; who wrote `2` wants to read `2`.
+        // Protobuf has only floats here. An integer stays an integer, as policies expect it.
         Some(Kind::NumberValue(n)) if n.fract() == 0.0 && n.abs() <= MAX_EXACT_INTEGER => {
             Value::from(n as i64)
         }
@@ -210,7 +213,7 @@ fn json_value(value: ProtoValue) -> Result<Value, f64> {
     })
 }
 
-/// A duration as proto3 JSON writes it; whether it may be negative is up to the policy.
+/// Formats a duration as proto3 JSON. The policy decides about negative values.
 fn duration(value: &Duration) -> Result<String, String> {
     let (seconds, nanos) = (value.seconds.unsigned_abs(), value.nanos.unsigned_abs());
     let signs = value.seconds.signum().saturating_mul(i64::from(value.nanos.signum()));

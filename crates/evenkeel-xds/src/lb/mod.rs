@@ -1,9 +1,9 @@
-//! From the control plane's policies to ours (A52).
+//! Conversion of the control plane's load-balancing policies to policies of the core (A52).
 //!
-//! A cluster names its policy in a list of messages, of which the first supported one counts, or with an older enum.
-//! Either becomes a `loadBalancingConfig` list with one entry, which the core's registry then parses. A message is
-//! supported if there is a converter for it and the policy that it asks for is registered; both are values that users
-//! add to.
+//! A cluster names its policy in a list of messages, of which the first supported one is used, or with an
+//! older enum. Both become a `loadBalancingConfig` list with one entry, which the core's registry parses. A
+//! message is supported if it has a converter and its policy is registered. Users can add converters and
+//! policies.
 
 mod convert;
 
@@ -26,10 +26,10 @@ use crate::resource::message_name;
 use crate::text::{listed, single_line};
 use crate::{FieldPath, ValidationErrors};
 
-/// How many lists of policies may nest (A52).
+/// Maximum nesting of policy lists (A52).
 const MAX_DEPTH: usize = 16;
 
-/// How policies of the control plane become policies of the registry, by message name.
+/// Converters from messages of the control plane to policies of the registry, by message name.
 ///
 /// ```
 /// use evenkeel_core::Registry;
@@ -61,52 +61,52 @@ pub struct LbPolicyConverters {
 type LbPolicyConverter =
     dyn Fn(&[u8], &mut ConversionContext<'_>) -> Result<ConvertedPolicy, ConversionError> + Send + Sync;
 
-/// Which ways to ask for round robin honour the weights that endpoints have in EDS, through
-/// `edf_weighted_round_robin`. Where all weights are equal this makes no difference.
+/// Forms of round robin that use the endpoint weights of EDS, through `edf_weighted_round_robin`. Without
+/// differing weights this has no effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EdsWeights {
-    /// None: round robin is always `round_robin`, as in other gRPC implementations.
+    /// No form uses the weights. Round robin is always `round_robin`, as in other gRPC implementations.
     Unused,
-    /// The enum `ROUND_ROBIN` of a cluster, as in Envoy.
+    /// The enum `ROUND_ROBIN` of a cluster uses the weights, as in Envoy.
     #[default]
     Enum,
-    /// The enum, and the message `RoundRobin`.
+    /// The enum and the message `RoundRobin` use the weights.
     EnumAndMessage,
 }
 
-/// A policy of the registry, with its settings.
+/// Policy of the registry with its settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConvertedPolicy {
-    /// The name of the policy.
+    /// Name of the policy in the registry.
     pub policy: String,
-    /// Its settings, a JSON object.
+    /// Settings of the policy, a JSON object.
     pub settings: Value,
 }
 
-/// Why an entry did not become a policy.
+/// Reason why an entry was not converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConversionError {
-    /// It asks for a policy that is not there, named here: the entry is passed over and the next one is tried.
+    /// The named policy or message is not supported. The entry is skipped and the next one is tried.
     Unsupported(String),
-    /// It is wrong, as [`ConversionContext::invalid`] was told: the cluster is refused.
+    /// The entry is invalid, as reported with [`ConversionContext::invalid`]. The cluster is rejected.
     Invalid,
 }
 
 impl LbPolicyConverters {
-    /// Every converter that is built in.
+    /// Returns all built-in converters.
     pub fn standard() -> LbPolicyConverters {
         let mut converters = LbPolicyConverters::empty();
         convert::register_all(&mut converters);
         converters
     }
 
-    /// No converters: only the enum of a cluster works.
+    /// Returns an empty set. Without converters only the enum of a cluster is supported.
     pub fn empty() -> LbPolicyConverters {
         LbPolicyConverters { by_message: BTreeMap::new(), eds_weights: EdsWeights::default() }
     }
 
-    /// Adds a converter for a message, named with its package; one for the same message is replaced. It is given the
-    /// encoded message.
+    /// Registers a converter for a message, given by its full name. It replaces an earlier converter for the
+    /// same message. Its first argument is the encoded message.
     pub fn register(
         &mut self,
         message: &str,
@@ -118,25 +118,25 @@ impl LbPolicyConverters {
         self.by_message.insert(message_name(message).into(), Arc::new(convert));
     }
 
-    /// Removes the converter for a message: entries with it are passed over.
+    /// Removes the converter for a message. Entries with this message are skipped.
     pub fn remove(&mut self, message: &str) {
         self.by_message.remove(message_name(message));
     }
 
-    /// Sets which ways to ask for round robin honour EDS weights.
+    /// Sets the forms of round robin that use EDS weights.
     #[must_use]
     pub fn with_eds_weights(mut self, eds_weights: EdsWeights) -> LbPolicyConverters {
         self.eds_weights = eds_weights;
         self
     }
 
-    /// The messages that there are converters for, in alphabetical order.
+    /// Returns the names of the messages with a converter, in alphabetical order.
     pub fn messages(&self) -> impl Iterator<Item = &str> {
         self.by_message.keys().map(|message| &**message)
     }
 
-    /// Converts a list of policies to a `loadBalancingConfig` list with one entry, and what the operator should know
-    /// about it. The result is not parsed yet: that is up to the registry.
+    /// Converts a list of policies to a `loadBalancingConfig` list with one entry, and returns it with
+    /// warnings for the operator. The registry has yet to parse the result.
     pub fn convert(
         &self,
         list: &LoadBalancingPolicy,
@@ -159,8 +159,8 @@ impl LbPolicyConverters {
         ConversionContext { converters: self, registry, path, depth: 0, diagnostics }
     }
 
-    /// The policy of a cluster: from `load_balancing_policy` if it is set, else from the older fields, which
-    /// are not looked at otherwise.
+    /// Returns the policy of a cluster: from `load_balancing_policy` if it is set, else from the older
+    /// fields. The older fields are ignored otherwise.
     pub(crate) fn cluster_policy(
         &self,
         cluster: &Cluster,
@@ -188,7 +188,7 @@ impl LbPolicyConverters {
         }
     }
 
-    /// The config that the older fields ask for.
+    /// Returns the config for the older fields `lb_policy` and `lb_config`.
     fn policy_of_enum(&self, cluster: &Cluster, diagnostics: &mut ParseDiagnostics) -> Option<Value> {
         let root = FieldPath::root();
         let endpoint_policy = match LbPolicy::try_from(cluster.lb_policy) {
@@ -228,6 +228,8 @@ impl LbPolicyConverters {
                     return None;
                 }
                 let settings = convert::ring_hash(config.minimum_ring_size, config.maximum_ring_size);
+                // No `xds_wrr_locality_experimental` above it: the ring itself uses locality and endpoint
+                // weights (A42).
                 return Some(json!([{"ring_hash_experimental": settings}]));
             }
             Ok(LbPolicy::LoadBalancingPolicyConfig) => {
@@ -253,7 +255,7 @@ impl fmt::Debug for LbPolicyConverters {
     }
 }
 
-/// What a converter may ask for and has to tell. It knows where in the cluster the message is.
+/// Context of one conversion: field path, child conversion, errors and warnings.
 pub struct ConversionContext<'a> {
     converters: &'a LbPolicyConverters,
     registry: &'a Registry,
@@ -263,8 +265,8 @@ pub struct ConversionContext<'a> {
 }
 
 impl ConversionContext<'_> {
-    /// Passes the entry over unless a policy is registered. To be asked before anything else: an entry for a policy
-    /// that is not there is not looked at.
+    /// Returns [`ConversionError::Unsupported`] unless the policy is registered. Converters call it first,
+    /// because the message of an unsupported policy must not be validated.
     pub fn require(&self, policy: &str) -> Result<(), ConversionError> {
         if self.registry.contains(policy) {
             return Ok(());
@@ -272,7 +274,7 @@ impl ConversionContext<'_> {
         Err(ConversionError::Unsupported(policy.to_owned()))
     }
 
-    /// Decodes the message.
+    /// Decodes the message and reports an error if it is malformed.
     pub fn decode<M: prost::Message + Default>(&mut self, bytes: &[u8]) -> Result<M, ConversionError> {
         M::decode(bytes).map_err(|error| {
             self.diagnostics.problem(self.path, format!("cannot be decoded: {error}"));
@@ -280,7 +282,7 @@ impl ConversionContext<'_> {
         })
     }
 
-    /// Converts a list of policies in a field of the message, for a policy below this one. The list is required.
+    /// Converts the list of policies in a field of the message, for a child policy. The list is required.
     pub fn child(
         &mut self,
         field: &str,
@@ -293,13 +295,14 @@ impl ConversionContext<'_> {
         self.at(&path, self.depth.saturating_add(1)).list(list)
     }
 
-    /// Tells what is wrong with a field of the message. It may be told of several before giving up.
+    /// Reports an invalid field of the message. A converter may report several fields before it returns the
+    /// error.
     pub fn invalid(&mut self, field: &str, text: impl Into<String>) -> ConversionError {
         self.diagnostics.problem(&self.path.field(field), text);
         ConversionError::Invalid
     }
 
-    /// Tells the operator about a field of the message that is accepted.
+    /// Logs a warning about a field of an accepted message.
     pub fn warn(&mut self, field: &str, text: &str) {
         self.diagnostics.warn(&self.path.field(field), text);
     }
@@ -314,7 +317,8 @@ impl ConversionContext<'_> {
         }
     }
 
-    /// Converts the list here, to a list with one entry: the first that is supported, which must be right (A52).
+    /// Converts a list to a list with one entry, the first supported one. Later entries are not tried if that
+    /// one is invalid (A52).
     fn list(&mut self, list: &LoadBalancingPolicy) -> Result<Value, ConversionError> {
         if self.depth >= MAX_DEPTH {
             self.diagnostics
@@ -361,6 +365,7 @@ impl ConversionContext<'_> {
             self.diagnostics.problem(&path, "its converter refuses it and does not say why");
         }
         let converted = converted?;
+        // A converter may return another policy than the one it required.
         self.require(&converted.policy)?;
         Ok(converted)
     }
