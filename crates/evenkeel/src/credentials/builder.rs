@@ -8,10 +8,10 @@ use crate::credentials::pem::{IdentitySource, PemSource, TlsSources};
 use crate::credentials::tls_config::{TlsConfigSource, parse_server_name};
 use crate::credentials::{Credentials, CredentialsError};
 
-/// How often files are read again unless the user says otherwise; the same as for control planes (A65).
+/// Default interval between reloads of files, as for control planes (A65).
 const REFRESH_EVERY: Duration = Duration::from_secs(600);
 
-/// TLS credentials that are being described; [`TlsCredentialsBuilder::build`] reads what they name.
+/// Builder of TLS credentials. [`TlsCredentialsBuilder::build`] reads the files.
 #[derive(Clone, Debug)]
 #[must_use = "it is a description; `build` makes credentials of it"]
 pub struct TlsCredentialsBuilder {
@@ -31,21 +31,21 @@ impl TlsCredentialsBuilder {
         }
     }
 
-    /// Trusts the certificates in this PEM text instead of the system's roots. May be called several times, also beside
-    /// [`TlsCredentialsBuilder::ca_file`]: all of them are trusted.
+    /// Trusts the certificates in this PEM text instead of the system's roots. Repeated calls add certificates, as do
+    /// those of [`TlsCredentialsBuilder::ca_file`].
     pub fn ca_pem(mut self, pem: impl AsRef<[u8]>) -> TlsCredentialsBuilder {
         self.roots.push(PemSource::pem(pem));
         self
     }
 
-    /// As [`TlsCredentialsBuilder::ca_pem`], from a file that is read again every now and then ([`TlsCredentialsBuilder::refresh_every`]).
+    /// Same as [`TlsCredentialsBuilder::ca_pem`], from a file that is [reloaded](TlsCredentialsBuilder::refresh_every).
     pub fn ca_file(mut self, file: impl Into<PathBuf>) -> TlsCredentialsBuilder {
         self.roots.push(PemSource::File(file.into()));
         self
     }
 
-    /// Shows servers that ask for it this certificate (mTLS): PEM texts of the certificate, followed by those between it
-    /// and the root if there are any, and of its private key. The last identity that is given counts.
+    /// Presents this certificate to servers that request one (mTLS). `cert_chain` is the PEM text of the certificate,
+    /// followed by its intermediates; `key` is the PEM text of the private key. The last identity set is used.
     pub fn identity_pem(
         mut self,
         cert_chain: impl AsRef<[u8]>,
@@ -55,7 +55,8 @@ impl TlsCredentialsBuilder {
         self
     }
 
-    /// As [`TlsCredentialsBuilder::identity_pem`], from files that are read again every now and then ([`TlsCredentialsBuilder::refresh_every`]).
+    /// Same as [`TlsCredentialsBuilder::identity_pem`], from files that are
+    /// [reloaded](TlsCredentialsBuilder::refresh_every).
     pub fn identity_files(
         mut self,
         cert_chain: impl Into<PathBuf>,
@@ -68,27 +69,30 @@ impl TlsCredentialsBuilder {
         self
     }
 
-    /// The name that certificates must be valid for, and that servers are told (SNI), in place of the target's. A DNS name
-    /// or an IP address.
+    /// Sets the name that certificates must be valid for, also sent as SNI, in place of the target's. It is a DNS name or
+    /// an IP address.
     pub fn server_name(mut self, name: impl Into<String>) -> TlsCredentialsBuilder {
         self.server_name = Some(name.into());
         self
     }
 
-    /// How old what was read from files may be when a connection starts; 600 s if not given. Zero reads them for every
+    /// Sets the maximum age of loaded files at the start of a connection; 600 s by default. Zero reloads them for every
     /// connection.
     ///
-    /// Links are followed each time, so swapping one works as well as writing files. What cannot be used (a half-written
-    /// file, a key of another certificate) leaves the last good roots or pair in force and is logged once. Connections that
-    /// exist are left alone.
+    /// Each reload follows symbolic links, so a swapped link has the same effect as a written file. If a reload fails,
+    /// for example because of a half-written file, the last valid roots or key pair stay in use. The error is logged
+    /// once. Open connections are not affected.
     pub fn refresh_every(mut self, interval: Duration) -> TlsCredentialsBuilder {
         self.refresh_every = interval;
         self
     }
 
-    /// Reads everything once. The error names the file or the PEM text that cannot be used.
+    /// Reads all files and builds the credentials. It blocks for some milliseconds; the system's roots are read once per
+    /// process.
     ///
-    /// Reads files (the system's roots once per process), so it blocks for some milliseconds.
+    /// # Errors
+    ///
+    /// Returns an error with the name of the file or PEM text that cannot be used.
     pub fn build(self) -> Result<Credentials, CredentialsError> {
         let server_name = self.server_name.as_deref().map(parse_server_name).transpose()?;
         let sources = TlsSources { roots: self.roots, identity: self.identity };

@@ -1,8 +1,8 @@
-//! TLS as a cluster wants it (A29, A82, A101): from what the control plane says and the bootstrap's providers have to what
-//! one handshake is made with.
+//! TLS according to the security config of a cluster (A29, A82, A101).
 //!
-//! Everything is put together anew for each handshake, which is cheap beside it. What is missing is an error; there is no
-//! way from here to another kind of connection.
+//! Each handshake builds its TLS config from the cluster's resource and the current certificates of the bootstrap's
+//! providers. This is cheap compared to the handshake. A missing certificate is an error, and no other kind of connection
+//! is opened instead.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -23,25 +23,24 @@ use crate::credentials::tls_config::provider;
 use crate::credentials::verifier::SanVerifier;
 use crate::credentials::{CredentialsError, H2};
 
-/// How connections to an endpoint of a cluster are secured.
+/// TLS settings for connections to an endpoint of a cluster.
 pub(crate) struct ClusterTls {
     means: TransportParams,
     providers: Arc<CertificateProviders>,
 }
 
 impl ClusterTls {
-    /// By the means that the core has for a subchannel.
+    /// Creates the settings from the `TransportParams` of a subchannel.
     pub(crate) fn new(means: TransportParams, providers: Arc<CertificateProviders>) -> ClusterTls {
         ClusterTls { means, providers }
     }
 
-    /// The name of the cluster.
+    /// Returns the name of the cluster, for error messages.
     pub(crate) fn cluster(&self) -> &str {
         self.means.get::<ClusterSecurity>().map_or("", |of| &of.cluster)
     }
 
-    /// What the handshake that starts next uses, with the server name that is sent, if one is. The error names whatever is
-    /// missing.
+    /// Returns the config and the server name for the next handshake. The error names the missing part.
     pub(crate) async fn handshake(
         &self,
     ) -> Result<(Arc<ClientConfig>, ServerName<'static>), CredentialsError> {
@@ -64,7 +63,7 @@ impl ClusterTls {
         let sni = self.sni(security);
         let name = match sni {
             Some(sni) => server_name(sni)?,
-            // Nobody looks at it, and it is not sent.
+            // A placeholder: SNI is disabled, and the verifier ignores the name.
             None => ServerName::from(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         };
         let mut config = config(security, sni, roots, identity)?;
@@ -85,7 +84,7 @@ impl ClusterTls {
         self.providers.named(&source.instance)?.identity().await
     }
 
-    /// The server name to send (A101): the endpoint's own if that is wanted, else the cluster's.
+    /// Returns the server name to send (A101): the endpoint's if `auto_host_sni` is set, else the cluster's.
     fn sni<'a>(&'a self, security: &'a SecurityConfig) -> Option<&'a str> {
         let host_name = self.means.host_name().filter(|_| security.auto_host_sni);
         host_name.map(|name| without_port(name)).or(security.sni.as_deref())
@@ -108,7 +107,7 @@ fn config(
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| CredentialsError::with_cause("TLS cannot be set up".to_owned(), error))?
-        // What is dangerous about it is that the judge is ours.
+        // rustls calls every custom verifier dangerous. This one checks the chain and the SANs (A29).
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));
     let mut config = match identity {
@@ -125,7 +124,7 @@ fn server_name(sni: &str) -> Result<ServerName<'static>, CredentialsError> {
         .map_err(|_| CredentialsError::new(format!("server name {sni:?} (SNI): expected a DNS name")))
 }
 
-/// A host name as it is sent: for `:authority` it may have a port, for SNI it has none (A101).
+/// Strips the port of a host name: `:authority` may have one, SNI may not (A101).
 fn without_port(name: &str) -> &str {
     match name.rsplit_once(':') {
         Some((host, port)) if !host.contains(':') && port.bytes().all(|byte| byte.is_ascii_digit()) => host,

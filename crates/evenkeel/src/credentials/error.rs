@@ -1,10 +1,10 @@
-//! Error of credentials that cannot be used.
+//! Error type of credentials.
 
 use std::error::Error;
 use std::fmt;
 
-/// Credentials that cannot be used. The text names the file or PEM text and what is wrong with it; whoever runs the process
-/// can fix it.
+/// Error of credentials that cannot be used. Its text names the file or PEM text and the problem. The operator of the
+/// process can fix it.
 #[derive(Debug)]
 pub struct CredentialsError {
     what: String,

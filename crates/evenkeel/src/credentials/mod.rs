@@ -1,13 +1,13 @@
-//! Who we are to servers, and whom we take servers to be.
+//! Credentials: the client's identity, and the certificates that servers must present.
 //!
-//! [`Credentials`] are built once and shared by all connections. What stands in files is read again as time passes, so that
-//! certificates rotate while connections live: each handshake asks for the configuration of that moment
-//! ([`TlsConfigSource::config`]). Only a handshake looks at the clock; there is no task behind credentials and so none to leak.
+//! [`Credentials`] are built once and shared by all connections. Files are reloaded, so that certificates rotate while
+//! connections stay open: each handshake loads the current config ([`TlsConfigSource::config`]). Only a handshake reads
+//! the clock. Credentials have no task, so none can leak.
 //!
-//! Nothing here falls back to less: what cannot be read the first time is an error, and what cannot be read again leaves
-//! the last good one in force. The handshake itself is the transport's.
+//! Security never falls back to less. A file that cannot be read on the first load is an error. If a reload fails, the
+//! last valid certificates stay in use. The transport performs the handshake.
 //!
-//! What a channel says of itself is here; what clusters say for their connections is in [`cluster`].
+//! [`Credentials`] apply to a whole channel. [`cluster`] applies the security config of one cluster.
 //!
 //! | file | content |
 //! |---|---|
@@ -47,10 +47,10 @@ pub(crate) use self::provider::CertificateProviders;
 use self::tls_config::TlsConfigSource;
 use crate::telemetry::metrics::SecurityLevel;
 
-/// The only protocol that gRPC runs over (ALPN).
+/// ALPN protocol id of HTTP/2, which gRPC requires.
 pub(crate) const H2: &[u8] = b"h2";
 
-/// How connections are secured. Cheap to clone; clones share what they read from files.
+/// Security of connections: plaintext, TLS or mTLS. Cheap to clone; clones share the loaded certificates.
 ///
 /// ```no_run
 /// use evenkeel::Credentials;
@@ -64,24 +64,26 @@ pub(crate) const H2: &[u8] = b"h2";
 /// ```
 #[derive(Clone)]
 pub struct Credentials {
-    /// `None`: in the clear.
+    /// Source of TLS configs; `None` for plaintext.
     tls: Option<Arc<TlsConfigSource>>,
-    /// Whether what a cluster says comes before that.
+    /// True if the security config of a cluster takes precedence over `tls`.
     per_cluster: bool,
 }
 
 impl Credentials {
-    /// In the clear: nobody is who they say they are. For loopback, tests, and networks that secure themselves.
+    /// Returns credentials for plaintext, without authentication. For loopback, tests, and networks that are secured by
+    /// other means.
     pub fn insecure() -> Credentials {
         Credentials { tls: None, per_cluster: false }
     }
 
-    /// For `xds:` targets: as the control plane says for each cluster (A29). Endpoints of a cluster of which it says nothing
-    /// are talked to by `fallback`, and so are all endpoints of other targets.
+    /// Returns credentials for `xds:` targets, with the security config of each cluster
+    /// ([A29](https://github.com/grpc/proposal/blob/master/A29-xds-tls-security.md)). `fallback` applies to clusters
+    /// without a security config and to other targets.
     ///
-    /// A cluster that is to be secured is secured, with the certificates of the bootstrap's `certificate_providers`, or
-    /// cannot be reached: `fallback` is never used because something went wrong. When a cluster's security changes,
-    /// its connections are made anew; calls that are under way finish where they are.
+    /// A cluster with a security config uses TLS with the certificates of the bootstrap's `certificate_providers`.
+    /// Errors never select `fallback`: without the required certificates, no connection is opened. When the security
+    /// config of a cluster changes, new connections replace its connections. Calls in flight finish on the old ones.
     ///
     /// ```
     /// use evenkeel::{Channel, Credentials};
@@ -97,13 +99,13 @@ impl Credentials {
         Credentials { per_cluster: true, ..fallback }
     }
 
-    /// TLS: trusts the roots of the system and has no certificate of its own, unless told otherwise.
+    /// Returns a builder for TLS. By default, the system's roots are trusted and no client certificate is presented.
     pub fn tls() -> TlsCredentialsBuilder {
         TlsCredentialsBuilder::new()
     }
 
-    /// What the bootstrap says about a control plane (A27, A65). Files that are not there yet are an error like any other;
-    /// the caller may try again when it connects again.
+    /// Builds the credentials that the bootstrap sets for a control plane (A27, A65). A missing file is an error; the
+    /// caller may retry on its next connection attempt.
     pub(crate) fn for_xds_server(credentials: &ChannelCredentials) -> Result<Credentials, CredentialsError> {
         match credentials {
             ChannelCredentials::Insecure => Ok(Credentials::insecure()),
@@ -127,12 +129,12 @@ impl Credentials {
         }
     }
 
-    /// Whether clusters have a say.
+    /// Returns true if the security config of a cluster takes precedence.
     pub(crate) fn is_per_cluster(&self) -> bool {
         self.per_cluster
     }
 
-    /// How connections are protected where no cluster says otherwise.
+    /// Returns the security level of connections without a cluster's security config.
     pub(crate) fn level(&self) -> SecurityLevel {
         match self.tls {
             Some(_) => SecurityLevel::PrivacyAndIntegrity,
@@ -140,7 +142,7 @@ impl Credentials {
         }
     }
 
-    /// What handshakes are made from; `None` if there are none, since connections are in the clear.
+    /// Returns the source of TLS configs, `None` for plaintext.
     pub(crate) fn tls_config_source(&self) -> Option<&Arc<TlsConfigSource>> {
         self.tls.as_ref()
     }

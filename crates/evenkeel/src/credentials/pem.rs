@@ -13,10 +13,10 @@ use rustls::{InconsistentKeys, RootCertStore};
 
 use crate::credentials::CredentialsError;
 
-/// Where certificates come from.
+/// Sources of the certificates and of the private key.
 #[derive(Debug)]
 pub(super) struct TlsSources {
-    /// The system's, if empty.
+    /// Sources of the roots; the system's roots if empty.
     pub(super) roots: Vec<PemSource>,
     pub(super) identity: Option<IdentitySource>,
 }
@@ -71,7 +71,7 @@ impl TlsSources {
         })?;
         let pair = CertifiedKey::new(certificates, key);
         match pair.keys_match() {
-            // A key that cannot tell its public half is taken at its word; the server will see.
+            // The public half of some keys is unknown. They are accepted, and the server detects a mismatch.
             Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => {
                 Ok(Some(Arc::new(pair)))
             }
@@ -129,7 +129,7 @@ impl PemSource {
     }
 }
 
-/// Never the text: it may be a key.
+/// Omits the PEM text, which may contain a key.
 impl fmt::Debug for PemSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -139,7 +139,7 @@ impl fmt::Debug for PemSource {
     }
 }
 
-/// The parser's own words show the text, which may be that of a key.
+/// Returns an error without the parser's message, which would contain the text and possibly a key.
 fn pem_error(name: &str, error: &pem::Error) -> CredentialsError {
     let problem = match error {
         pem::Error::MissingSectionEnd { .. } => "a section has no -----END line; is the file whole?",
@@ -150,8 +150,8 @@ fn pem_error(name: &str, error: &pem::Error) -> CredentialsError {
     CredentialsError::new(format!("{name}: is not proper PEM: {problem}"))
 }
 
-/// The system's roots, loaded once for the process, since there are many. A failure is not kept: the roots may be installed
-/// later.
+/// Returns the system's roots, loaded once per process because there are many. A failure is not cached: the roots may
+/// be installed later.
 pub(super) fn system_roots() -> Result<Arc<RootCertStore>, CredentialsError> {
     static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
     if let Some(roots) = ROOTS.get() {

@@ -1,9 +1,8 @@
-//! Certificate providers: files that the bootstrap gives a name, for clusters to refer to (A29).
+//! Certificate providers: named certificate files of the bootstrap, which clusters refer to (A29).
 //!
-//! There is one provider per name and files in a process, whichever channels and clusters use it, so that files are read
-//! once. It reads when a handshake asks and what it knows is old enough; there is no task behind it. Roots and identity
-//! stand for themselves, and the last good of each stays in use (fault 80). While there is none, handshakes fail with the
-//! reason.
+//! A process has one provider per name and set of files, shared by all channels and clusters, so that each file is read
+//! once. A handshake reloads the files if they are due; there is no task. Roots and identity are reloaded independently,
+//! and the last valid value of each stays in use (fault 80). While there is none, handshakes fail with the cause.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex as StdMutex, PoisonError, Weak};
@@ -25,16 +24,16 @@ use crate::credentials::tls_config::provider;
 /// Every provider of the process that is in use.
 static ALL: StdMutex<Vec<Weak<FileWatcherProvider>>> = StdMutex::new(Vec::new());
 
-/// The providers of a bootstrap, by name.
+/// Certificate providers of a bootstrap, by name.
 pub(crate) struct CertificateProviders(BTreeMap<String, Arc<FileWatcherProvider>>);
 
 impl CertificateProviders {
-    /// Reads nothing yet.
+    /// Creates the providers of a bootstrap without reading their files.
     pub(crate) fn from_bootstrap(bootstrap: &Bootstrap) -> CertificateProviders {
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         let mut by_name = BTreeMap::new();
         for (name, known) in &bootstrap.certificate_providers {
-            // A kind that this version does not know has no provider, and its clusters say so.
+            // An unsupported kind has no provider. Handshakes of its clusters fail with that cause.
             if let CertificateProvider::FileWatcher(files) = known {
                 by_name.insert(name.clone(), shared(name, files, &mut all));
             }
@@ -51,7 +50,7 @@ impl CertificateProviders {
     }
 }
 
-/// The process's provider of this name with these files.
+/// Returns the process's provider with this name and these files.
 fn shared(
     name: &str,
     files: &CertificateFiles,
@@ -67,25 +66,25 @@ fn shared(
     provider
 }
 
-/// Certificates from files.
+/// Provider that reads certificates from files.
 pub(super) struct FileWatcherProvider {
     name: String,
     files: CertificateFiles,
     sources: TlsSources,
-    /// Held while files are read.
+    /// The lock is held during a reload.
     readings: Arc<Mutex<CertificateReadings>>,
-    /// What handshakes use; nothing before the first reading.
+    /// Certificates for handshakes; empty before the first load.
     known: ArcSwapOption<ProviderCertificates>,
 }
 
-/// What was read last, and when.
+/// Certificates loaded last, and the time of the load.
 struct CertificateReadings {
     roots: ReloadedValue<Option<Arc<RootCertStore>>>,
     identity: ReloadedValue<Option<Arc<CertifiedKey>>>,
     at: Option<Instant>,
 }
 
-/// The last good of each, or why there is none.
+/// Last valid roots and identity, or the error if there are none.
 struct ProviderCertificates {
     roots: Result<Arc<RootCertStore>, String>,
     identity: Result<Arc<CertifiedKey>, String>,
@@ -116,7 +115,7 @@ impl FileWatcherProvider {
         }
     }
 
-    /// What servers' certificates are checked against.
+    /// Returns the roots that server certificates are verified against.
     pub(super) async fn roots(
         self: &Arc<FileWatcherProvider>,
     ) -> Result<Arc<RootCertStore>, CredentialsError> {
@@ -124,7 +123,7 @@ impl FileWatcherProvider {
         self.certificate(known.as_ref().map(|known| &known.roots))
     }
 
-    /// Our certificate and its key.
+    /// Returns the client certificate and its key.
     pub(super) async fn identity(
         self: &Arc<FileWatcherProvider>,
     ) -> Result<Arc<CertifiedKey>, CredentialsError> {
@@ -141,9 +140,9 @@ impl FileWatcherProvider {
         Err(CredentialsError::new(format!("certificate provider {:?}: {why}", self.name)))
     }
 
-    /// What the handshake that starts next uses. Reads the files again if it is time to.
+    /// Returns the certificates for the next handshake. Reloads the files if they are due.
     ///
-    /// A disk that hangs holds up the one handshake that reads, and those that have nothing to go on with.
+    /// A slow disk delays the handshake that reloads, and all handshakes until the first load has finished.
     async fn known(self: &Arc<FileWatcherProvider>) -> Option<Arc<ProviderCertificates>> {
         let readings = self.readings.clone();
         let mut readings = match readings.try_lock_owned() {
@@ -184,7 +183,7 @@ impl FileWatcherProvider {
 }
 
 impl<T: Clone> ReloadedValue<Option<T>> {
-    /// The last good one. `field` is where the bootstrap would name its files.
+    /// Returns the last valid value. `field` is the bootstrap's field for its files.
     fn known(&self, field: &str) -> Result<T, String> {
         match (&self.value, &self.last_error) {
             (Some(value), _) => Ok(value.clone()),
@@ -226,7 +225,7 @@ mod tests {
         bootstrap
     }
 
-    /// One provider per name and files, for as long as somebody uses it.
+    /// There is one provider per name and files while it is in use.
     #[test]
     fn providers_are_shared() {
         let folder = tempfile::tempdir().unwrap();
@@ -245,8 +244,8 @@ mod tests {
         assert!(weak.upgrade().is_none());
     }
 
-    /// faults 79 and 80: read when it is time, and the last good of each part kept for itself; what was never good is looked
-    /// at again soon.
+    /// faults 79 and 80: files are reloaded when due, and the last valid roots and identity are kept independently. A file
+    /// that was never valid is read again after one second.
     #[tokio::test(start_paused = true)]
     async fn files_are_read_when_it_is_time() {
         let folder = tempfile::tempdir().unwrap();
@@ -285,7 +284,7 @@ mod tests {
         assert_eq!((roots().await, shown().await), (Ok(2), Ok(second.der())));
     }
 
-    /// Many handshakes at once read once, those that have nothing to go on with wait for it.
+    /// Concurrent handshakes share one load, and all wait for the first one.
     #[tokio::test]
     async fn many_ask_and_one_reads() {
         let folder = tempfile::tempdir().unwrap();
@@ -300,7 +299,7 @@ mod tests {
                 tokio::spawn(async move { provider.roots().await.map(|roots| roots.len()) })
             })
             .collect();
-        // Who reads from a pipe waits for somebody to write, and only one of them gets it.
+        // A read from a pipe blocks until the test writes, and only one reader gets the data.
         let text = ca.pem().to_owned();
         within(task::spawn_blocking(move || fs::write(fifo, text).unwrap())).await.unwrap();
         for asked in asking {
@@ -313,7 +312,7 @@ mod tests {
         );
     }
 
-    /// fault 80: it is said once.
+    /// fault 80: a repeated error is logged once.
     #[test]
     fn what_is_broken_is_logged_once() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,16 +1,16 @@
-//! Last valid value of a file that is reloaded.
+//! Last valid value of a file, kept when a reload fails.
 
 use std::time::Duration;
 
 use crate::credentials::CredentialsError;
 
-/// When files are read again that could not be used: a pair that was caught half written is whole a moment later.
+/// Delay before a failed reload is repeated. A pair of files that was half written is usually complete by then.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The last good value of something that is read again and again.
+/// Last valid value of a file that is reloaded.
 pub(super) struct ReloadedValue<T> {
     pub(super) value: T,
-    /// Why the last reading gave nothing, as it was logged.
+    /// Error of the last reload, as it was logged; `None` if it succeeded.
     pub(super) last_error: Option<String>,
 }
 

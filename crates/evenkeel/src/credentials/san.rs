@@ -1,7 +1,7 @@
-//! The names in a certificate: a reader for its extension of subject alternative names, and for nothing else.
+//! Parser for the subject alternative names (SAN) of a certificate.
 //!
-//! A server chooses the bytes. They are looked at once, from the front, and what does not fit gives `None`: nothing here
-//! allocates more than it was given, or panics. Whether the certificate is good for anything else is the verifier's business.
+//! The input comes from a server. It is parsed once, front to back, and malformed input yields `None`. The parser never
+//! panics and never allocates more than the size of its input. The verifier checks everything else in the certificate.
 
 use std::net::IpAddr;
 
@@ -12,25 +12,25 @@ const INTEGER: u8 = 0x02;
 const OCTET_STRING: u8 = 0x04;
 const OBJECT_ID: u8 = 0x06;
 const SEQUENCE: u8 = 0x30;
-/// `[0]` and `[3]` of a certificate.
+/// Context-specific tags `[0]` and `[3]` of a certificate.
 const VERSION: u8 = 0xa0;
 const EXTENSIONS: u8 = 0xa3;
-/// Unique ids, which nobody uses, in both forms.
+/// Tags of the obsolete unique ids of issuer and subject, primitive and constructed.
 const UNIQUE_IDS: [u8; 4] = [0x81, 0xa1, 0x82, 0xa2];
-/// The kinds of a general name that can be matched (RFC 5280, 4.2.1.6).
+/// Tags of the supported kinds of a general name (RFC 5280, 4.2.1.6).
 const EMAIL: u8 = 0x81;
 const DNS: u8 = 0x82;
 const URI: u8 = 0x86;
 const IP: u8 = 0x87;
 
-/// 2.5.29.17
+/// Object id of the SAN extension, 2.5.29.17.
 const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 
-/// The extension's value with an empty list.
+/// Value of a SAN extension with an empty list.
 const NO_NAMES: &[u8] = &[SEQUENCE, 0];
 
-/// The names of a certificate that can be matched, in its order; `None` if they cannot be read. Names with other
-/// characters than names have are left out: they match nothing.
+/// Returns the names of the supported kinds, in the order of the certificate; `None` if they are malformed. Names with
+/// invalid characters are skipped, since they match nothing.
 pub(super) fn names(certificate: &[u8]) -> Option<Vec<(SanKind, String)>> {
     let mut all = DerReader(alt_names(certificate)?);
     let mut each = DerReader(all.take(SEQUENCE)?);
@@ -61,7 +61,7 @@ fn name(tag: u8, content: &[u8]) -> Option<(SanKind, String)> {
     is_text.then(|| (kind, String::from_utf8_lossy(content).into_owned()))
 }
 
-/// The value of the extension: an empty list if there is none, `None` if the certificate is broken.
+/// Returns the value of the SAN extension: an empty list if it is missing, `None` if the certificate is malformed.
 fn alt_names(certificate: &[u8]) -> Option<&[u8]> {
     let mut certificate = DerReader(DerReader(certificate).take(SEQUENCE)?);
     let mut signed = DerReader(certificate.take(SEQUENCE)?);
@@ -88,7 +88,7 @@ fn alt_names(certificate: &[u8]) -> Option<&[u8]> {
             extension.next()?;
         }
         let value = extension.take(OCTET_STRING)?;
-        // Twice is not allowed, and which of them counts must not be up to us.
+        // A second SAN extension is invalid. Neither may be selected, or verifiers would disagree.
         if id == SUBJECT_ALT_NAME && found.replace(value).is_some() {
             return None;
         }
@@ -96,7 +96,7 @@ fn alt_names(certificate: &[u8]) -> Option<&[u8]> {
     Some(found.unwrap_or(NO_NAMES))
 }
 
-/// What is left to be read of DER: a tag, a length, a content, and so on.
+/// Reader of the remaining DER elements: each has a tag, a length and a content.
 struct DerReader<'a>(&'a [u8]);
 
 impl<'a> DerReader<'a> {
@@ -108,7 +108,7 @@ impl<'a> DerReader<'a> {
         self.0.first().copied()
     }
 
-    /// The content of the next element, if it has this tag.
+    /// Returns the content of the next element if it has this tag.
     fn take(&mut self, tag: u8) -> Option<&'a [u8]> {
         let (found, content) = self.next()?;
         (found == tag).then_some(content)
@@ -116,14 +116,14 @@ impl<'a> DerReader<'a> {
 
     fn next(&mut self) -> Option<(u8, &'a [u8])> {
         let (&[tag, length], mut rest) = self.0.split_first_chunk()?;
-        // A tag number above 30 goes on in the next bytes; certificates have none.
+        // A tag number above 30 takes further bytes; certificates have none.
         if tag & 0x1f == 0x1f {
             return None;
         }
         let mut len = usize::from(length);
         if length >= 0x80 {
             let digits = usize::from(length & 0x7f);
-            // Nothing in a certificate is larger than TLS carries: 16 MiB.
+            // TLS limits a certificate to 16 MiB, so no length needs more than three bytes.
             if !(1..=3).contains(&digits) {
                 return None;
             }
@@ -155,7 +155,7 @@ mod tests {
         certificate(&params)
     }
 
-    /// A certificate whose extension has this value.
+    /// Returns a certificate with one SAN extension per value.
     fn with_value(values: &[&[u8]]) -> Vec<u8> {
         let mut params = CertificateParams::default();
         let extension = |value: &&[u8]| CustomExtension::from_oid_content(&[2, 5, 29, 17], value.to_vec());
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(names(&with_value(&[&[SEQUENCE, 0]])), Some(Vec::new()));
     }
 
-    /// Fault 84, its reader: names that are no names match nothing, and what is broken is not guessed at.
+    /// Fault 84, the parser: invalid names are skipped, and malformed extensions are rejected.
     #[test]
     fn odd_names_and_broken_ones() {
         let list = |names: &[Vec<u8>]| element(SEQUENCE, &names.concat());
@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    /// Whatever the bytes are, there is an answer: every beginning of a certificate, and every byte of it changed.
+    /// Every prefix of a certificate, and a certificate with any byte changed, yields a bounded result.
     #[test]
     fn hostile_bytes_are_answered() {
         let whole = with(vec![

@@ -17,20 +17,20 @@ use crate::credentials::pem::TlsSources;
 use crate::credentials::reload::{RETRY_AFTER, ReloadedValue};
 use crate::credentials::{CredentialsError, H2};
 
-/// TLS credentials in use.
+/// Source of TLS configs for handshakes, with the certificates loaded last.
 pub(crate) struct TlsConfigSource {
     pub(super) sources: TlsSources,
     pub(super) refresh_every: Duration,
     server_name: Option<ServerName<'static>>,
     provider: Arc<CryptoProvider>,
-    /// What was read last. Held while files are read.
+    /// Certificates loaded last. The lock is held during a reload.
     pub(super) material: Arc<Mutex<TlsMaterial>>,
-    /// Made of the parts.
+    /// Config built from `material`.
     config: ArcSwap<ClientConfig>,
 }
 
 impl TlsConfigSource {
-    /// Reads everything once.
+    /// Reads all files and builds the first config.
     pub(super) fn new(
         sources: TlsSources,
         server_name: Option<ServerName<'static>>,
@@ -53,7 +53,7 @@ impl TlsConfigSource {
         })
     }
 
-    /// The name that a server is checked against and told: the one of these credentials, or else the host's.
+    /// Returns the name for SNI and certificate verification: the one of these credentials, or else the host's.
     pub(crate) fn server_name(&self, host: &str) -> Result<ServerName<'static>, CredentialsError> {
         match &self.server_name {
             Some(name) => Ok(name.clone()),
@@ -61,9 +61,9 @@ impl TlsConfigSource {
         }
     }
 
-    /// What the handshake that starts next uses. Reads the files again if it is time to.
+    /// Returns the config for the next handshake. Reloads the files if they are due.
     ///
-    /// A disk that hangs holds up the one handshake that reads; the others go on with what is known.
+    /// A slow disk delays only the handshake that reloads. Concurrent handshakes use the last config.
     pub(crate) async fn config(self: &Arc<TlsConfigSource>) -> Arc<ClientConfig> {
         if self.sources.has_files()
             && let Ok(mut material) = self.material.clone().try_lock_owned()
@@ -81,7 +81,7 @@ impl TlsConfigSource {
         if broken { self.refresh_every.min(RETRY_AFTER) } else { self.refresh_every }
     }
 
-    /// Roots and identity stand for themselves: a broken CA file must not keep an identity in use until it expires.
+    /// Reloads roots and identity independently: an invalid CA file must not prevent the rotation of an identity.
     fn reload(&self, material: &mut TlsMaterial) {
         material.read_at = Instant::now();
         material.roots.replace(self.sources.read_roots());
@@ -95,14 +95,14 @@ impl TlsConfigSource {
     }
 }
 
-/// What was read, and when.
+/// Certificates loaded last, and the time of the load.
 pub(super) struct TlsMaterial {
     pub(super) roots: ReloadedValue<Arc<RootCertStore>>,
     pub(super) identity: ReloadedValue<Option<Arc<CertifiedKey>>>,
     read_at: Instant,
 }
 
-/// Everything about a handshake except the name of the server.
+/// Builds the config of handshakes, which lacks only the server name.
 fn config(
     provider: &Arc<CryptoProvider>,
     material: &TlsMaterial,
@@ -116,8 +116,8 @@ fn config(
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![H2.to_vec()];
-    // Tickets are kept by name, but good only at the endpoint that gave them, one of many with that name. Without them each
-    // connection proves both certificates anew.
+    // Tickets are stored by server name, but valid only at the endpoint that issued them, one of many with that name.
+    // Without tickets, each connection verifies both certificates.
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
 }
@@ -138,7 +138,7 @@ pub(super) fn provider() -> Result<Arc<CryptoProvider>, CredentialsError> {
     ));
 }
 
-/// A host as TLS names it: a DNS name or an IP address, which may stand in the brackets of a URI.
+/// Parses a host into the name that TLS uses: a DNS name, or an IP address with or without brackets.
 pub(super) fn parse_server_name(host: &str) -> Result<ServerName<'static>, CredentialsError> {
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     ServerName::try_from(bare.to_owned()).map_err(|_| {
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(format!("{:?}", provider().unwrap().key_provider), "Ring");
     }
 
-    /// A file of roots that stands in a folder of its own.
+    /// CA file in a temporary folder, and credentials that use it.
     struct RootsFile {
         dir: tempfile::TempDir,
         credentials: Credentials,
@@ -195,14 +195,14 @@ mod tests {
             self.credentials.tls_config_source().unwrap()
         }
 
-        /// How many roots the next handshake trusts.
+        /// Returns the number of roots that the next handshake trusts.
         async fn trusted(&self) -> usize {
             self.tls_config_source().config().await;
             self.tls_config_source().material.try_lock().unwrap().roots.value.len()
         }
     }
 
-    /// Fault 79, its interval; fault 80, that what is broken is looked at again soon.
+    /// Fault 79: files are reloaded after the interval. Fault 80: a failed reload is repeated after one second.
     #[tokio::test(start_paused = true)]
     async fn files_are_read_again_when_it_is_time() {
         let [a, b, c] = ["a", "b", "c"].map(Authority::new);
@@ -210,7 +210,7 @@ mod tests {
         let roots = RootsFile::new(secs(600));
         let two = [a.pem(), b.pem()].concat();
         let three = [a.pem(), b.pem(), c.pem()].concat();
-        // What is written, the seconds that pass, the roots that are trusted then.
+        // Content of the file, seconds that pass, number of roots trusted afterwards.
         let steps = [
             (two.as_str(), 599, 1),
             (&two, 1, 2),
@@ -226,7 +226,7 @@ mod tests {
             advance(secs(seconds)).await;
             let before = roots.tls_config_source().config.load_full();
             assert_eq!(roots.trusted().await, expected, "step {i}");
-            // What handshakes use changes with it.
+            // The config of handshakes is replaced by each reload.
             assert_eq!(
                 Arc::ptr_eq(&before, &*roots.tls_config_source().config.load()),
                 !matches!(i, 1 | 3 | 5 | 7),
@@ -235,12 +235,12 @@ mod tests {
         }
     }
 
-    /// A disk that hangs holds up one handshake, not all of them.
+    /// A slow disk delays one handshake, not all of them.
     #[tokio::test]
     async fn a_reading_that_hangs_holds_up_nobody_else() {
         let roots = RootsFile::new(Duration::ZERO);
         fs::remove_file(roots.path()).unwrap();
-        // Reading from a pipe waits for somebody to write.
+        // A read from a pipe blocks until the test writes to it.
         assert!(Command::new("mkfifo").arg(roots.path()).status().unwrap().success());
         let source = roots.tls_config_source().clone();
         let first = tokio::spawn(async move { source.config().await });
@@ -256,7 +256,7 @@ mod tests {
         assert!(!Arc::ptr_eq(&others, &config));
     }
 
-    /// Fault 80: it is said once, and again when it is something else or has been good in between.
+    /// Fault 80: an error is logged once, and again if it differs or a reload succeeded in between.
     #[test]
     fn what_is_broken_is_logged_once() {
         let roots = RootsFile::new(Duration::ZERO);

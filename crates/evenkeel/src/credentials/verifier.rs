@@ -1,7 +1,7 @@
-//! Judges a server's certificate by the rules of its cluster: a trusted chain, and one name that the cluster accepts (A29).
+//! Verifier of server certificates by the rules of a cluster: a trusted chain, and one SAN that the cluster accepts (A29).
 //!
-//! There is no check of a host name. What the certificate says of itself counts, against the cluster's matchers or, if the
-//! cluster wants that, against the server name that was sent (A101).
+//! The host name is not checked. The SANs of the certificate are matched against the cluster's matchers or, with
+//! `auto_sni_san_validation`, against the SNI that was sent (A101).
 
 use std::error::Error;
 use std::fmt;
@@ -17,22 +17,22 @@ use rustls::{CertificateError, DigitallySignedStruct, OtherError, RootCertStore,
 
 use crate::credentials::san;
 
-/// How many names and matchers an error shows, and how much of each.
+/// Maximum number of names and matchers in an error message, and maximum number of characters of each.
 const SHOWN: usize = 4;
 const SHOWN_CHARS: usize = 80;
 
-/// The judge for one cluster.
+/// Certificate verifier of one cluster.
 #[derive(Debug)]
 pub(super) struct SanVerifier {
     pub(super) roots: Arc<RootCertStore>,
     pub(super) security: Arc<SecurityConfig>,
-    /// In place of the cluster's matchers.
+    /// Replaces the cluster's matchers if set.
     pub(super) only: Option<SanMatcher>,
     pub(super) algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl SanVerifier {
-    /// Of these, one must match; if there are none, every name will do.
+    /// Returns the matchers, one of which must match. Without any, every name is accepted.
     fn matchers(&self) -> &[SanMatcher] {
         match &self.only {
             Some(only) => std::slice::from_ref(only),
@@ -95,7 +95,7 @@ impl ServerCertVerifier for SanVerifier {
     }
 }
 
-/// A certificate that is good, but not for this cluster.
+/// Error of a valid certificate that has no SAN for this cluster.
 #[derive(Debug)]
 struct SanMismatch {
     found: Vec<String>,
@@ -136,7 +136,7 @@ mod tests {
     use crate::credentials::tests::certificates::{Authority, Leaf, cryptography};
     use evenkeel_xds::resource::RootCertificates;
 
-    /// One that trusts these authorities, and accepts one name if it is given.
+    /// Returns a verifier that trusts these authorities and accepts only this name if it is set.
     fn verifier(trusted: &[&Authority], only: Option<&str>) -> SanVerifier {
         let mut roots = RootCertStore::empty();
         for authority in trusted {
@@ -176,7 +176,7 @@ mod tests {
         SanType::URI(uri.try_into().unwrap())
     }
 
-    /// Fault 84, RT-4: a table of certificates. What is wrong with each is said in its own words.
+    /// Fault 84, RT-4: a table of certificates, each with the expected error.
     #[test]
     fn a_table_of_certificates() {
         let [ca, other] = ["ca", "other"].map(Authority::new);
@@ -187,7 +187,7 @@ mod tests {
         };
         let narrow =
             Authority::with("narrow", |params| params.name_constraints = Some(for_dns("bank.example")));
-        // Permits URIs of one host, in the way of RFC 5280: [0] { SEQUENCE { [6] "prod" } }.
+        // Permits URIs of one host, as RFC 5280 encodes them: [0] { SEQUENCE { [6] "prod" } }.
         let of_uris = [0x30, 0x0a, 0xa0, 0x08, 0x30, 0x06, 0x86, 0x04, b'p', b'r', b'o', b'd'];
         let spiffe = Authority::with("spiffe", |params| {
             let mut extension = CustomExtension::from_oid_content(&[2, 5, 29, 30], of_uris.to_vec());
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(wrong.collect::<Vec<_>>(), Vec::<String>::new());
     }
 
-    /// RT-4: no matchers take any name, but not any chain.
+    /// RT-4: without matchers, any name is accepted, but not any chain.
     #[test]
     fn without_matchers_the_chain_counts() {
         let [ca, other] = ["ca", "other"].map(Authority::new);

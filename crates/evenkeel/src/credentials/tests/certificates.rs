@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::credentials::tls_config::provider;
 
-/// A CA.
+/// Certificate authority with its key.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     pem: String,
@@ -38,7 +38,7 @@ impl Authority {
         &self.pem
     }
 
-    /// An authority that this one vouches for, as its own certificate.
+    /// Returns an intermediate authority that this one signed.
     pub(crate) fn below(&self, name: &str) -> Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -48,7 +48,7 @@ impl Authority {
         Authority { issuer, pem }
     }
 
-    /// A certificate for these DNS names and IP addresses.
+    /// Returns a certificate for these DNS names and IP addresses.
     pub(crate) fn leaf(&self, names: &[&str]) -> Leaf {
         self.sign(names, |_| {})
     }
@@ -78,7 +78,7 @@ impl Authority {
     }
 }
 
-/// A certificate of its own key.
+/// End-entity certificate with its key.
 pub(crate) struct Leaf {
     chain: String,
     key: String,
@@ -102,12 +102,12 @@ impl Leaf {
     }
 }
 
-/// What servers in tests use: the same as their clients, whichever feature is on.
+/// Returns the crypto provider of test servers: the same as that of the clients, for every feature.
 pub(crate) fn cryptography() -> Arc<CryptoProvider> {
     provider().unwrap()
 }
 
-/// No step takes so long unless something is broken.
+/// Runs a step of a test with a generous timeout.
 pub(crate) async fn within<T>(step: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(30), step).await.expect("it takes too long")
 }
