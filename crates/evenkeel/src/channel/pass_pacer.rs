@@ -99,7 +99,7 @@ mod tests {
         Instant::ORIGIN + MS * millis
     }
 
-    /// A pacer whose last pass ended at 100 ms and took this long.
+    /// Returns a pacer after a pass of this duration that ended at 100 ms.
     fn after_pass(duration: Duration) -> PassPacer {
         let mut pacer = PassPacer::default();
         pacer.record(PassUrgency::Background);
@@ -171,7 +171,7 @@ mod tests {
                 schedules += u32::from(pass.picker.is_some());
                 is_ready = pass.connectivity == ConnectivityState::Ready;
                 if is_ready {
-                    // The first batch of reports is in force with the very next pass.
+                    // The next pass applies the first batch of reports.
                     first_ready.get_or_insert((connected, now));
                 }
                 let effects = pass.effects.into_iter();
@@ -179,7 +179,7 @@ mod tests {
                     LbEffect::Connect { id, .. } => Some(id),
                     _ => None,
                 }));
-                // With two endpoints that are ready, the policy wants to look up weights each second.
+                // With two READY endpoints, the policy requests a wake-up each second to update weights.
                 timer = pass.wake_at.filter(|at| *at <= now);
                 let ended = now + 2 * MS;
                 pacer.finish_pass(now, ended);

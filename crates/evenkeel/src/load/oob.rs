@@ -1,8 +1,8 @@
 //! Out-of-band load reports (A51): one server-streaming RPC on the connection that carries the backend's calls.
 //!
 //! The driver runs the stream while a policy needs reports and the connection accepts calls, and aborts its task
-//! otherwise. A backend that returns UNIMPLEMENTED is not asked again on the same connection. A backend that allows
-//! only one concurrent stream is not asked at all, because the stream would block all calls.
+//! otherwise. After UNIMPLEMENTED, no further stream is opened on the same connection. If the backend allows only one
+//! concurrent stream, none is opened, because it would block all calls.
 //!
 //! After any other end the stream is retried with exponential backoff. If a message was received, the backoff is reset
 //! and counts from the start of the stream, so a long stream is retried at once.

@@ -2,7 +2,7 @@
 //!
 //! | target | meaning |
 //! |---|---|
-//! | `xds:///orders`, `xds://AUTHORITY/orders` | resolved by the control plane; the bootstrap interprets the rest |
+//! | `xds:///orders`, `xds://AUTHORITY/orders` | resolved by the control plane; the bootstrap interprets the name |
 //! | `dns:///host:port`, `dns:host:port`, `host:port` | a name to resolve |
 //! | `ipv4:1.2.3.4:80,5.6.7.8:80`, `ipv6:[::1]:80,[::2]:80` | these addresses |
 //! | `unix:/path`, `unix:///path`, `unix:relative` | the socket at this path |
@@ -32,7 +32,7 @@ const MAX_LABEL: usize = 63;
 /// Supported targets, for error messages.
 const SCHEMES: &str = "xds:///name, dns:///host:port, ipv4:address:port, ipv6:[address]:port or unix:/path";
 
-/// A parsed target.
+/// A parsed target: its kind, the default authority and the host for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChannelTarget {
     kind: TargetKind,
@@ -331,7 +331,7 @@ fn check_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// Decodes percent-encoding.
+/// Decodes percent-encoding. The result must be UTF-8.
 fn decoded(text: &str) -> Result<String, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -24,7 +24,7 @@ const MAX_LIMIT: usize = 128;
 /// Share of the worker threads' time for attempts while calls are in flight: numerator and denominator.
 const CONNECT_SHARE: (u32, u32) = (1, 9);
 
-/// Attempts whose cost adds up to this time start together. A single attempt wakes a thread of the peer and one here;
+/// Total cost of the attempts that start together. A single attempt wakes a thread of the peer and one here;
 /// a group shares the wake-ups, which makes each attempt a fifth cheaper.
 const CONNECT_PERIOD: Duration = Duration::from_millis(8);
 
@@ -137,7 +137,7 @@ impl ConnectQueue {
         }
     }
 
-    /// Records the end of an attempt whose polls took this long.
+    /// Records the end of an attempt. `spent` is the time spent in its polls.
     pub(crate) fn handle_finished(&mut self, id: SubchannelId, spent: Duration) {
         if self.remove(id).is_some() {
             self.cost = (self.cost * 15 + spent) / 16;

@@ -10,7 +10,7 @@ use tokio_rustls::client::TlsStream;
 use crate::transport::Io;
 use crate::transport::errors::describe_io_error;
 
-/// TLS stream whose errors carry a description, since HTTP/2 keeps only their text.
+/// TLS stream with descriptions in its errors, since HTTP/2 keeps only their text.
 ///
 /// A server that rejects our certificate sends an alert and closes. A failed write then hides the cause; the unread
 /// alert contains it.

@@ -174,7 +174,7 @@ impl XdsClientBuilder {
                 XdsWorker::new(bootstrap, client, reporter, worker_status, dialer, response_bytes)
                     .run(commands),
             );
-            // A DNS lookup that hangs must not block the end of the thread.
+            // A slow DNS lookup must not delay the end of the thread.
             runtime.shutdown_background();
         };
         thread::Builder::new().name("evenkeel-xds".to_owned()).spawn(worker).map(drop)

@@ -74,7 +74,7 @@ impl HttpSender {
     }
 }
 
-/// The request half of a stream. Dropping it before its end leaves the request incomplete.
+/// The request half of a stream. The request stays incomplete if this half is dropped before its end.
 pub(crate) enum HttpSendStream {
     Evenkeel(evenkeel_http2::SendStream),
     #[cfg(feature = "h2")]
