@@ -1,9 +1,9 @@
-//! What an update of the config costs and how soon it is in force, by the number of endpoints.
+//! Cost and latency of a config update, by the number of endpoints.
 //!
-//! Backends, the control plane and the client are processes of their own: the control plane is this one, so that its
-//! moments are known here, and the client's processor time is the client's alone. Endpoints are addresses of loopback behind one
-//! listener; the second number of an address says which update brought it. Clocks of processes are the same clock. There
-//! are as many endpoints as the limit of open files allows: tables name the number that there were.
+//! Backends and the client are processes of their own. The control plane is this process, so that its
+//! timestamps are known here, and the client's processor time is its own. Endpoints are loopback addresses
+//! behind one listener; the second octet is the generation of the update. All processes read the same clock.
+//! The number of endpoints is limited by the open files; tables show the actual number.
 
 mod backends;
 mod client;
@@ -112,10 +112,11 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
 const VARIANTS: [(&str, XdsVariant); 2] =
     [("SotW", XdsVariant::StateOfTheWorld), ("delta", XdsVariant::Delta)];
 
-/// Files that a process has open besides connections, amply.
+/// Number of open files besides connections, with a reserve.
 const OTHER_FILES: usize = 400;
 
-/// So many endpoints, or as many as the open files allow if each takes so many connections for a while.
+/// Returns the number of endpoints, limited by the open files if each temporarily needs this number of
+/// connections.
 fn affordable(endpoints: usize, connections: usize) -> Result<usize, Error> {
     let limits = std::fs::read_to_string("/proc/self/limits")
         .map_err(|error| format!("the limit of open files: /proc/self/limits: {error}"))?;
@@ -131,7 +132,7 @@ fn open_files(limits: &str) -> Result<usize, Error> {
     }
 }
 
-/// Nanoseconds of the machine's clock that only goes forward, the same in all processes.
+/// Returns the monotonic clock in nanoseconds, which is the same in all processes.
 fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     nanos(time)

@@ -1,8 +1,8 @@
-//! What calls, picks and updates cost, counted: user-space instructions by callgrind, and allocations. Nothing is timed, so that a busy
-//! machine gives the same figures, and a change that loses them can be told from noise.
+//! Instructions (callgrind, user space) and allocations of calls, picks and updates. Nothing is timed, so
+//! that a busy machine yields the same figures and a regression is distinguishable from noise.
 //!
-//! A process marks where counting begins and ends, and callgrind writes what lies between; what happens once is left out.
-//! Only [`check`](guard::check) judges: by the counts of the build that tests use, which are in `tools/bench/counts.json`.
+//! A process marks the start and the end of the counted section, which excludes one-time costs. Only
+//! [`check`](guard::check) fails a run: by the counts of the test build in `tools/bench/counts.json`.
 
 mod clients;
 mod guard;
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether it is about the committed counts.
+    /// Returns true for the modes that use the committed counts.
     pub(crate) fn is_check(&self) -> bool {
         self.check || self.accept
     }
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     Ok(Measured { thresholds, ..Measured::tables(vec![calls, growth, picks::table(&args.sizes)?, updates]) })
 }
 
-/// A figure that may be unknown.
+/// Formats a figure that may be unknown.
 fn cell(figure: Option<f64>, digits: usize) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
 }
@@ -142,8 +142,9 @@ fn calls(harness: &Harness, args: &Args) -> Result<(Table, Vec<ThresholdResult>)
     Ok((table, thresholds))
 }
 
-/// Whether a call costs more when there are more endpoints: with as many connections, and with a connection to each. In that case
-/// fewer answers come at once on each, which costs hyper more than us: what is beyond that is ours.
+/// Measures the growth of a call's cost with the number of endpoints: with a constant number of connections,
+/// and with a connection to each. In the latter case fewer responses arrive together, which costs hyper more
+/// than us. Growth beyond hyper's is ours.
 fn growth(harness: &Harness, args: &Args) -> Result<(Table, Option<ThresholdResult>), Error> {
     let columns = ["endpoints", "connections", "hyper", "evenkeel", "growth, %", "allocations"];
     let mut table = Table::new("A unary call by the number of endpoints, counted", &columns).note(

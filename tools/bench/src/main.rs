@@ -1,7 +1,8 @@
-//! `evenkeel bench`: what calls, picks, endpoints and updates cost, evenkeel's and its peers' in one run.
+//! `evenkeel bench`: cost of calls, picks, endpoints and updates, for evenkeel and its peers in one run.
 //!
-//! A suite is a module with a function that measures and comes to tables. Whatever is measured as a process is this program
-//! again, started with a hidden argument. Ratios of one run are the result: machines differ and are noisy.
+//! A suite is a module with a function that measures and returns tables. Measured processes are this program
+//! again, started with a hidden argument. The results are ratios within one run, since machines differ and
+//! are noisy.
 
 mod calls;
 mod client;
@@ -53,7 +54,8 @@ enum Command {
 }
 
 impl Command {
-    /// Processes of a suite have none that anybody reads, and committed counts are those of an unoptimised build.
+    /// Returns true if the command prints figures that need an optimized build. Processes of a suite do not,
+    /// and committed counts belong to an unoptimized build.
     fn has_figures(&self) -> bool {
         match self {
             // The criteria of a soak hold in any build.

@@ -1,10 +1,11 @@
-//! What an endpoint costs the client process in memory: live heap bytes, for several clients in one run. Nothing is timed.
+//! Memory of the client process per endpoint: live heap bytes, for several clients in one run. Nothing is
+//! timed.
 //!
-//! Every client is a process of its own that connects to all endpoints (one listener behind as many loopback addresses, in
-//! another process) and calls each of them once or more. What its heap holds beyond what it held before the first
-//! connection, divided by the endpoints, is the figure. *Resident* is by how much the process's memory grew as the system sees
-//! it: less, since a part of the buffers is never written to, and rounded to pages. The kernel's memory of sockets is the
-//! same for all and not counted.
+//! Every client is a process of its own. It connects to all endpoints (one listener behind as many loopback
+//! addresses, in another process) and calls each of them at least once. The figure is the growth of its heap
+//! since before the first connection, divided by the endpoints. *Resident* is the growth of the resident set.
+//! It is smaller, since parts of the buffers are never written, and rounded to pages. The kernel's socket
+//! memory is equal for all and not counted.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -25,7 +26,7 @@ use crate::counts::addresses;
 use crate::table::Table;
 use crate::thresholds::{Measured, Threshold, ThresholdResult};
 
-/// Whatever is not connected by then will not be.
+/// Maximum time to connect.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Live heap per endpoint, connected and idle.
@@ -74,12 +75,12 @@ impl Client {
         }
     }
 
-    /// The policy of the control plane, if there is one.
+    /// Returns the policy of the control plane, if there is one.
     fn policy(self) -> Option<&'static str> {
         match self {
             Client::Hyper | Client::H2 | Client::TonicBalance => None,
             Client::Evenkeel => Some("weighted_round_robin"),
-            // It connects to an endpoint when a call asks for it.
+            // ring_hash connects to an endpoint only when a call needs it.
             Client::EvenkeelIdle => Some("ring_hash"),
         }
     }
@@ -121,7 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     Ok(Measured { thresholds, ..Measured::tables(vec![table]) })
 }
 
-/// What all endpoints together take: live bytes, resident KiB, and how often memory was asked for.
+/// Cost of all endpoints together: live bytes, resident KiB and number of allocations.
 struct Cost {
     held: i64,
     resident: i64,
@@ -136,7 +137,7 @@ impl Cost {
     }
 }
 
-/// 0 where the system does not say.
+/// Returns the resident set in KiB; 0 if unknown.
 fn resident(status: &str) -> i64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
@@ -148,7 +149,7 @@ fn port(server: &Server) -> Result<u16, Error> {
 }
 
 fn measure(client: Client, backends: u16, endpoints: u16) -> Result<Cost, Error> {
-    // Ends with this function.
+    // Dropped at the end of this function.
     let control;
     let numbers = [backends, endpoints].map(|number| number.to_string());
     let at = match client.policy() {
@@ -189,7 +190,7 @@ fn control(policy: &str, port: u16, endpoints: u16) -> Result<(), Error> {
 fn run_client(client: Client, port: u16, endpoints: u16) -> Result<(), Error> {
     runtime()?.block_on(async {
         let before = Cost::now();
-        // Held until it is counted.
+        // Must live until it is counted.
         let _connected = connect(client, port, endpoints).await?;
         let after = Cost::now();
         println!(
@@ -239,15 +240,15 @@ async fn connect(client: Client, port: u16, endpoints: u16) -> Result<Box<dyn Se
             let channel =
                 Channel::builder("xds:///bench").bootstrap(Bootstrap::from_json(&bootstrap)?).build()?;
             let mut client = EchoClient::new(channel.clone());
-            // The first answer stands for a whole config.
+            // The first response implies a complete config.
             client.call().await?;
             Ok(Box::new(client))
         }
     }
 }
 
-/// It says to nobody what is connected, and calls two endpoints at random: calls go until there are as many sockets, and then
-/// several for each.
+/// Connects tonic's balance channel. It does not expose its connections and picks two endpoints at random.
+/// Calls therefore continue until there are as many sockets as endpoints, and then several per endpoint.
 async fn balance(port: u16, endpoints: u16) -> Result<Box<dyn Send>, Error> {
     let before = open_files()?;
     let all = addresses(port, endpoints).into_iter();

@@ -1,9 +1,10 @@
-//! What a pick costs, of every policy by itself and below the whole tree, and what keeping picks cheap costs elsewhere: passes
-//! and rebuilds of the order.
+//! Cost of a pick, for every policy alone and below the whole tree, and the cost of passes and schedule
+//! rebuilds that keep picks cheap.
 //!
-//! Time is that of picks, and of picks with the ends of their calls, beside a bare atomic addition: rounds of the three alternate and
-//! the ratio of a round to its neighbour counts, so that whatever else the machine does meets all. Between rounds a second passes in
-//! the core's own time, in which orders are looked after as the channel does it. Allocations are counted, not timed.
+//! Timed are picks, and picks with the ends of their calls, relative to a bare atomic addition. Rounds of the
+//! three alternate, and ratios to the adjacent round count, so that other load of the machine affects all.
+//! Between rounds a second passes in the core's virtual time, in which schedules are maintained as in a
+//! channel. Allocations are counted, not timed.
 
 mod harness;
 mod passes;
@@ -52,12 +53,12 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     Ok(Measured { thresholds, ..Measured::tables(tables) })
 }
 
-/// Policy and tree of the figures with thresholds.
+/// Figures with thresholds.
 #[derive(Default)]
 struct PickThresholds {
-    /// Of weighted_round_robin over the fewest endpoints, of one thread.
+    /// Ratio of weighted_round_robin to additions, with the fewest endpoints and one thread.
     additions: Option<(f64, String)>,
-    /// Of whatever allocates most.
+    /// Maximum number of allocations of any kind.
     allocations: f64,
 }
 
@@ -112,13 +113,13 @@ fn picks(tree: Tree, args: &Args) -> Result<(Table, PickThresholds), Error> {
 }
 
 struct Figure {
-    /// Of one pick, in ns of the thread that makes it.
+    /// Time of one pick in ns, on its thread.
     time: f64,
-    /// To an addition.
+    /// Ratio to an addition.
     ratio: Spread,
 }
 
-/// Picks, the ends of whose calls are told when the clock stands still.
+/// Times picks alone. Their calls end while the clock is stopped.
 fn alone(harness: &mut Harness, args: &Args) -> Result<Figure, Error> {
     let counter = Padded(AtomicU64::new(0));
     let (mut times, mut ratios) = (Vec::new(), Vec::new());
@@ -145,14 +146,14 @@ fn alone(harness: &mut Harness, args: &Args) -> Result<Figure, Error> {
     Figure::of(times, ratios)
 }
 
-/// So many picks are made at a time before their calls end: few enough to stay in the nearest cache, and so many that the clock
-/// does not show.
+/// Number of picks before their calls end: few enough for the first-level cache, and enough to hide the cost
+/// of the clock.
 const HELD: u64 = 64;
 
 fn timed(harness: &mut Harness, threads: u64, args: &Args) -> Result<Figure, Error> {
     let counter = Padded(AtomicU64::new(0));
     let (mut times, mut ratios) = (Vec::new(), Vec::new());
-    // The first round only tells the orders how much is used.
+    // The first round only tells the schedules their usage.
     for round in 0..=args.rounds {
         harness.a_second_later();
         let picker = harness.picker();
@@ -182,11 +183,11 @@ fn allocations(harness: &mut Harness, picks: u64) -> Result<f64, Error> {
     Ok((after - before) as f64 / picks as f64)
 }
 
-/// By itself in its cache lines.
+/// Counter in its own cache lines.
 #[repr(align(128))]
 struct Padded(AtomicU64);
 
-/// So many additions, by which picks are measured.
+/// Makes additions, the unit of the figures.
 fn add(threads: u64, n: u64, counter: &Padded) -> Result<Duration, Error> {
     pass(threads, n, |_| {
         black_box(counter.0.fetch_add(1, Ordering::Relaxed));
@@ -194,7 +195,7 @@ fn add(threads: u64, n: u64, counter: &Padded) -> Result<Duration, Error> {
     })
 }
 
-/// How long each of the threads needs to work so often, the slowest of them. Work that fails spoils the pass.
+/// Returns the time of the slowest thread for `n` repetitions. A failed repetition makes the pass an error.
 fn pass(threads: u64, n: u64, work: impl Fn(u64) -> bool + Sync) -> Result<Duration, Error> {
     let timed = |from: u64| {
         let start = Instant::now();
@@ -232,7 +233,7 @@ fn pass(threads: u64, n: u64, work: impl Fn(u64) -> bool + Sync) -> Result<Durat
 mod tests {
     use super::*;
 
-    /// The suite as it is run, small.
+    /// The suite, with small sizes.
     #[test]
     fn every_policy_is_picked_from_alone_and_below_the_whole_tree() {
         let Measured { tables, thresholds, .. } =
@@ -249,7 +250,7 @@ mod tests {
         assert!(text(3).contains("mix"), "{}", text(3));
     }
 
-    /// A pick that goes nowhere is no pick to be timed.
+    /// A failed pick must not be timed.
     #[test]
     fn a_pass_of_failed_picks_is_an_error() {
         for threads in [1, 2] {

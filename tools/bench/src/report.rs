@@ -1,6 +1,6 @@
-//! `evenkeel bench report`: every suite, and a document of what they came to.
+//! `evenkeel bench report`: runs every suite and writes a document of the results.
 //!
-//! Words of people stand in `tools/bench/docs`; every figure, the machine and the versions are of the run.
+//! The prose is in `tools/bench/docs`. All figures, the machine and the versions are those of the run.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -17,15 +17,15 @@ use crate::{Error, calls, config, counts, memory, picks, thresholds};
 
 const INTRODUCTION: &str = include_str!("../docs/introduction.md");
 const STEPS: &str = include_str!("../docs/steps.md");
-/// What this program is built from.
+/// Lock file of this program.
 const LOCK: &str = include_str!("../../../Cargo.lock");
 
-/// Clients of the comparison that are libraries of this program.
+/// Compared clients that are libraries of this program.
 const LIBRARIES: [&str; 5] = ["h2", "hyper", "prost", "tokio", "tonic"];
 
 /// Every suite, as a document.
 #[derive(clap::Args)]
-// Another suite's arguments are among these, and a group has the name of its type.
+// Arguments of another suite are flattened into these, and a group has the name of its type.
 #[group(skip)]
 pub(crate) struct Args {
     /// Write the document there instead of printing it.
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     calls: calls::Args,
 }
 
-/// In the order of the document.
+/// Suites in the order of the document.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Suite {
     Calls,
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
     Ok(())
 }
 
-/// A suite's arguments when none are given.
+/// Returns a suite's default arguments.
 fn defaults<T: clap::Args>() -> Result<T, Error> {
     let matches = T::augment_args(clap::Command::new("defaults")).try_get_matches_from(["defaults"])?;
     Ok(T::from_arg_matches(&matches)?)
@@ -87,7 +87,7 @@ fn defaults<T: clap::Args>() -> Result<T, Error> {
 fn document(sections: &[(&str, Vec<Table>)]) -> String {
     let mut text = format!("{}\n", INTRODUCTION.trim_end());
     for (heading, tables) in sections {
-        // A `String` takes everything.
+        // Writing to a `String` cannot fail.
         let _ = write!(text, "\n## {heading}\n");
         for table in tables {
             let _ = write!(text, "\n{}", table.markdown());
@@ -97,7 +97,7 @@ fn document(sections: &[(&str, Vec<Table>)]) -> String {
     text
 }
 
-/// What the figures were taken on and with.
+/// Returns the machine and the versions of the run.
 fn machine(peers: &[(&'static str, String)]) -> Table {
     let mut table = Table::new("what the figures were taken on", &["", ""]);
     let mut row = |name: &str, value: String| table.row(vec![name.to_owned(), value]);
@@ -129,7 +129,7 @@ fn model_name(cpuinfo: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// A package of a lock file with its version.
+/// Returns a package of a lock file with its version.
 fn locked(lock: &str, name: &str) -> Option<String> {
     let mut lines = lock.lines().skip_while(|line| *line != format!("name = \"{name}\""));
     let version = lines.nth(1)?.strip_prefix("version = \"")?.strip_suffix('"')?;

@@ -1,9 +1,10 @@
-//! A soak: calls at a steady rate for twenty minutes while endpoints change, backends are killed and the control plane restarts.
+//! Soak test: calls at a steady rate for twenty minutes while endpoints change, backends are killed and the
+//! control plane restarts.
 //!
-//! The client is this process, so that its memory, descriptors and tasks are the client's alone. Backends and control plane
-//! are a second process that obeys one line at a time. The criteria are those of the short soak among the stories: no call
-//! fails outside the windows in which a backend is killed, and descriptors, tasks and threads return to their number of before.
-//! A run that is long enough also bounds the growth of resident memory.
+//! The client is this process, so that its memory, descriptors and tasks are its own. Backends and the
+//! control plane are a second process with a line-based command interface. The criteria are those of the
+//! short soak among the tests. No call fails outside the windows with a killed backend, and descriptors,
+//! tasks and threads return to their initial numbers. A long run also limits the growth of resident memory.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -30,10 +31,10 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// Number of callers that share the rate.
 const CALLERS: u32 = 50;
 
-/// Growth of resident memory that a soak may show after its warm-up, in MiB per minute.
+/// Maximum growth of resident memory after the warm-up, in MiB per minute.
 const MAX_GROWTH: f64 = 1.0;
 
-/// Seconds below which a run is too short for the growth of memory to be judged.
+/// Minimum duration in seconds for checking the growth of memory.
 const SECONDS_FOR_GROWTH: u32 = 240;
 
 /// Calls for twenty minutes while everything around the client changes: none may fail, nothing may leak.
@@ -63,7 +64,7 @@ pub(crate) struct Worker {
     backends: u32,
 }
 
-/// Obeys lines of standard input until they end, each with a line in return.
+/// Executes commands from standard input until it closes, with one line in return for each.
 pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
     let runtime = runtime()?;
     let (backends, control) = runtime.block_on(async {
@@ -99,9 +100,10 @@ pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
     Ok(())
 }
 
-/// The other process, as the client orders it about.
+/// Second process, as the client controls it.
 struct SoakServers {
-    /// The process ends when this closes. It is dropped first: `server` waits for the end of the process.
+    /// The process ends when this closes. It is dropped first, because `server` waits for the exit of the
+    /// process.
     orders: ChildStdin,
     replies: BufReader<ChildStdout>,
     server: Server,
@@ -119,7 +121,7 @@ impl SoakServers {
         Ok(self.server.addresses.first().ok_or("the control plane printed no address")?)
     }
 
-    /// Sends one order and waits until it is carried out.
+    /// Sends one command and waits for its completion.
     fn order(&mut self, order: &str, backend: u32) -> Result<(), Error> {
         block_in_place(|| {
             writeln!(self.orders, "{order} {backend}")?;
@@ -227,7 +229,7 @@ async fn call(channel: Channel) -> Result<(), Status> {
     EchoClient::new(channel).unary(request).await.map(drop)
 }
 
-/// Criteria that a run does not meet.
+/// Returns the criteria that a run does not meet.
 fn problems(result: &SoakResult, is_long: bool) -> Vec<String> {
     let mut problems = Vec::new();
     if result.ok == 0 {

@@ -1,8 +1,8 @@
-//! Figures of many rounds as one: the median, and how far the middle half of them lies apart.
+//! Median and interquartile range of the figures of many rounds.
 
 use std::fmt;
 
-/// The quartiles of some figures. Shown as the median with the other two in brackets.
+/// Quartiles of some figures, shown as the median with the other two in brackets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) low: f64,
@@ -11,11 +11,11 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// `None` of no figures.
+    /// Returns `None` for an empty list.
     pub(crate) fn of(mut figures: Vec<f64>) -> Option<Spread> {
         figures.sort_by(f64::total_cmp);
         let last = figures.len().checked_sub(1)?;
-        // Of few figures rather too wide than too narrow.
+        // With few figures, rather too wide than too narrow.
         let [low, median, high] = [last / 4, last / 2, (3 * last).div_ceil(4)].map(|i| figures[i]);
         Some(Spread { low, median, high })
     }

@@ -1,12 +1,13 @@
-//! A table of figures, for a terminal and for a document.
+//! Table of figures, for a terminal and for a document.
 
 use std::fmt::Write as _;
 
-/// Rows of figures under a title. The first column names the rows and stands left, the others stand right.
+/// Rows of figures under a title. The first column has the row names and is left-aligned, the others are
+/// right-aligned.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     title: String,
-    /// What the figures are of, and how they were taken.
+    /// Explanation of the figures and their measurement.
     note: String,
     columns: Vec<String>,
     rows: Vec<Vec<String>>,
@@ -18,18 +19,18 @@ impl Table {
         Table { title: title.into(), note: String::new(), columns, rows: Vec::new() }
     }
 
-    /// What a reader has to know of the figures.
+    /// Sets the explanation of the figures.
     pub(crate) fn note(self, note: impl Into<String>) -> Table {
         Table { note: note.into(), ..self }
     }
 
-    /// A row has as many cells as there are columns; what is missing is empty.
+    /// Adds a row. Missing cells are empty.
     pub(crate) fn row(&mut self, mut cells: Vec<String>) {
         cells.resize(self.columns.len(), String::new());
         self.rows.push(cells);
     }
 
-    /// As a terminal shows it.
+    /// Renders the table for a terminal.
     pub(crate) fn text(&self) -> String {
         let width = |i: usize| {
             let cells = std::iter::once(&self.columns).chain(&self.rows).map(|row| row[i].chars().count());
@@ -38,7 +39,7 @@ impl Table {
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
         let mut out = format!("{}\n", self.title);
         if !self.note.is_empty() {
-            // A `String` takes everything.
+            // Writing to a `String` cannot fail.
             let _ = writeln!(out, "{}", self.note);
         }
         for row in std::iter::once(&self.columns).chain(&self.rows) {
@@ -51,7 +52,7 @@ impl Table {
         out
     }
 
-    /// As a document has it: a heading of the third level, the note and the table.
+    /// Renders the table as Markdown: a third-level heading, the note and the table.
     pub(crate) fn markdown(&self) -> String {
         let mut out = format!("### {}\n\n", self.title);
         if !self.note.is_empty() {

@@ -1,14 +1,14 @@
-//! What a suite comes to, and what had to be reached beside what was.
+//! Results of a suite, and thresholds with the measured values.
 
 use crate::table::Table;
 
-/// What a suite comes to.
+/// Results of a suite.
 #[derive(Default)]
 pub(crate) struct Measured {
     pub(crate) tables: Vec<Table>,
-    /// What had to be reached.
+    /// Thresholds with their measured values.
     pub(crate) thresholds: Vec<ThresholdResult>,
-    /// The peers that are not this program.
+    /// Versions of the peers that are other programs.
     pub(crate) versions: Vec<(&'static str, String)>,
 }
 
@@ -18,7 +18,7 @@ impl Measured {
     }
 }
 
-/// Where a figure has to be.
+/// Bound of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Threshold {
     AtMost(f64),
@@ -41,12 +41,12 @@ impl Threshold {
     }
 }
 
-/// A figure that has to be somewhere.
+/// Threshold with its measured value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ThresholdResult {
     what: String,
     threshold: Threshold,
-    /// The figure, and how it is shown. `None` if this run did not measure it.
+    /// Figure and its text. `None` if this run did not measure it.
     measured: Option<(f64, String)>,
 }
 
@@ -59,7 +59,7 @@ impl ThresholdResult {
         ThresholdResult { what: what.into(), threshold, measured }
     }
 
-    /// With a figure that is shown with two digits.
+    /// Creates a result whose figure is shown with two digits.
     pub(crate) fn figure(
         what: impl Into<String>,
         threshold: Threshold,
@@ -79,7 +79,7 @@ impl ThresholdResult {
     }
 }
 
-/// What a run did not measure is `-`.
+/// Returns the table of thresholds. Unmeasured figures are `-`.
 pub(crate) fn table(thresholds: &[ThresholdResult]) -> Table {
     let mut table = Table::new("what had to be reached", &["figure", "to reach", "measured", "reached"]).note(
         "evenkeel through xDS with weighted_round_robin and a load report with every answer, unary calls of 16 B, 64 at a \

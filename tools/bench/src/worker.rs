@@ -1,4 +1,4 @@
-//! The processes that suites start beside the one that measures. Nobody else starts them.
+//! Worker processes that the suites start.
 
 use crate::{Error, config, counts, memory, soak};
 

@@ -1,4 +1,4 @@
-//! The comparison of calls as people run it, but tiny: real processes, and no figure is judged by the clock.
+//! The call comparison with small parameters: real processes, and no check of timed figures.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ fn run(command: &mut Command) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// The cells of a row, by the name in its first column, below a title.
+/// Returns the cells of the row with this name, in the table with this title.
 #[track_caller]
 fn row<'a>(text: &'a str, title: &str, name: &str) -> Vec<&'a str> {
     let table = text.lines().skip_while(|line| *line != title).take_while(|line| !line.is_empty());
@@ -21,7 +21,7 @@ fn row<'a>(text: &'a str, title: &str, name: &str) -> Vec<&'a str> {
     row.unwrap_or_else(|| panic!("no row {name:?} below {title:?} in:\n{text}"))
 }
 
-/// The clients that are this program.
+/// Clients that are part of this program.
 const OWN: [&str; 9] = [
     "hyper",
     "h2",
@@ -63,20 +63,20 @@ fn clients_are_compared_in_one_run() {
             }
         }
     }
-    // Every endpoint gets its share of 20,020 calls; two calls more or less for the weight 1 are 0.5 %.
+    // Every endpoint gets its share of 20,020 calls. Two calls more or less for the weight 1 are 0.5 %.
     let share = row(&stdout, "share of calls by weight", "evenkeel-edf");
     let error: f64 = share[1].parse().expect("a figure");
     assert!(error < 1.0, "{stdout}");
     assert!(stdout.contains("what had to be reached"), "{stdout}");
 }
 
-/// A peer that cannot be installed is a row without figures and a reason, and the others are measured all the same.
+/// A peer that cannot be installed is a row with a reason, and the others are measured.
 #[test]
 fn who_cannot_run_is_left_out_and_said_so() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
     command.args(["calls", "--clients", "h2,tonic-xds", "--backends", "1", "--concurrency", "1"]);
     command.args(["--rounds", "1", "--seconds", "0.05", "--threads", "2"]);
-    // Nothing is found that could build it.
+    // No tool is found that could build it.
     let (code, stdout, stderr) = run(command.env("PATH", ""));
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stderr.contains("tonic-xds CANNOT BE INSTALLED AND IS LEFT OUT: "), "{stderr}");
@@ -88,7 +88,7 @@ fn who_cannot_run_is_left_out_and_said_so() {
     assert!(stdout.contains("Clients have 2 threads. tonic-xds is left out: "), "{stdout}");
 }
 
-/// The document has the words of people, the machine, and the tables of the suites that were asked for.
+/// The document has the prose, the machine, and the tables of the requested suites.
 #[test]
 fn a_report_is_written() {
     let folder = tempfile::tempdir().expect("a folder");

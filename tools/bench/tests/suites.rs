@@ -1,9 +1,9 @@
-//! Every suite as it is run, small. What comes out of it is looked at, never how long it took.
+//! Every suite with small parameters. The output is checked, never the duration.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Runs the program from the root of the workspace; without valgrind, which has a step of its own in the gate.
+/// Runs the program from the root of the workspace, without valgrind, which has its own step in the gate.
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
     command.args(arguments).env("PATH", "");
@@ -13,7 +13,7 @@ fn bench(arguments: &[&str]) -> Output {
         .expect("the program runs")
 }
 
-/// What a run that must succeed prints: its tables, and what it complains about.
+/// Returns stdout and stderr of a run that must succeed.
 fn printed(arguments: &[&str]) -> [String; 2] {
     let out = bench(arguments);
     let [stdout, stderr] = [out.stdout, out.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
@@ -21,7 +21,7 @@ fn printed(arguments: &[&str]) -> [String; 2] {
     [stdout, stderr]
 }
 
-/// The cells of the first row that begins so.
+/// Returns the cells of the first row with this name.
 fn row(table: &str, first: &str) -> Vec<String> {
     let row = table.lines().map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()));
     let row = row.map(|cells| cells.map(str::to_owned).collect::<Vec<_>>());
@@ -43,7 +43,8 @@ fn allocations_are_counted_where_there_is_no_valgrind() {
     assert_eq!(tables.matches("least_request").count(), 4, "{tables}");
 }
 
-/// As many as are committed, and no more: an allocation on the request path is found on any machine.
+/// Allocations equal the committed ones: an additional allocation on the request path is detected on any
+/// machine.
 #[test]
 fn allocations_are_as_the_file_says() {
     let [_, complaints] = printed(&["counts", "--check"]);
@@ -63,7 +64,7 @@ fn a_file_that_says_less_fails_the_check() {
     assert!(complaints.contains("counts --accept"), "{complaints}");
 }
 
-/// Everybody's endpoints cost something, and those that nobody connected to cost evenkeel less.
+/// Endpoints of every client use memory, and unconnected ones of evenkeel use less.
 #[test]
 fn memory_is_that_of_endpoints() {
     let [tables, _] = printed(&["memory", "--endpoints", "20"]);
@@ -79,7 +80,8 @@ fn memory_is_that_of_endpoints() {
     assert!(heap("evenkeel-idle") < heap("evenkeel"), "{tables}");
 }
 
-/// Updates come to the client in both variants, in both shapes, and a process that starts gets its first answer.
+/// A client process follows updates in both variants and both shapes, and a starting process gets its first
+/// response.
 #[test]
 fn updates_are_followed_by_a_client_process() {
     let arguments = ["config", "--sizes", "12", "--swaps", "2", "--changes", "3", "--starts", "1"];
@@ -87,9 +89,9 @@ fn updates_are_followed_by_a_client_process() {
     let (tables, bars) = tables.split_once("what had to be reached").expect("there are bars");
     assert!(bars.contains("12 endpoints replaced, SotW"), "{bars}");
     let count = |line: &str| tables.lines().filter(|row| row.starts_with(line)).count();
-    // Two rates of calls, and an idle spell.
+    // Two call rates, and an idle period.
     assert_eq!([count("SotW "), count("delta ")], [3, 3], "{tables}");
-    // In one cluster, in clusters of ten, and those by turns.
+    // In one cluster, in clusters of ten, and the latter in rotation.
     assert_eq!(count("12 "), 3, "{tables}");
     assert_eq!([count("evenkeel, SotW "), count("evenkeel, delta ")], [1, 1], "{tables}");
     // All twelve are in one resource, or ten.
@@ -103,7 +105,7 @@ fn updates_are_followed_by_a_client_process() {
     assert!(received("12") > received("10") && received("10") > 0.0, "{tables}");
 }
 
-/// fault 69: the soak's command, in some seconds. Its criteria decide whether it succeeds.
+/// fault 69: the soak command for a few seconds. Its criteria decide on success.
 #[test]
 fn a_short_soak_meets_its_criteria() {
     let arguments = ["soak", "--seconds", "6", "--rate", "200", "--backends", "4"];

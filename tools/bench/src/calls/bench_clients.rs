@@ -1,8 +1,8 @@
-//! The clients that are compared: their names, the programs that they are, and what they call.
+//! Clients of the comparison: names, programs and targets.
 
 use crate::calls::clients::Kind;
 
-/// A client of the comparison.
+/// Client of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BenchClient {
     pub(crate) name: &'static str,
@@ -14,16 +14,16 @@ pub(crate) struct BenchClient {
 pub(crate) enum Program {
     /// This program.
     Own(Kind),
-    /// A folder of `tools/bench/peers`.
+    /// Folder of `tools/bench/peers`.
     Peer(&'static str),
 }
 
-/// What is called.
+/// Target of the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     AllBackends,
     FirstBackend,
-    /// A name that the control plane serves.
+    /// Name that the control plane serves.
     Xds(&'static str),
 }
 
@@ -60,11 +60,11 @@ pub(crate) const ALL: [BenchClient; 11] = [
     GRPC_GO,
 ];
 
-/// Those that are compared where not all are.
+/// Clients of the scenarios that do not compare all.
 pub(crate) const MAIN: [BenchClient; 6] = [HYPER, TONIC, TONIC_BALANCE, TONIC_XDS, EVENKEEL, GRPC_GO];
 
 impl BenchClient {
-    /// As it is named on the command line.
+    /// Parses the name of the command line.
     pub(crate) fn parse(name: &str) -> Result<BenchClient, String> {
         ALL.into_iter().find(|client| client.name == name).ok_or_else(|| {
             let names: Vec<&str> = ALL.iter().map(|client| client.name).collect();
@@ -72,7 +72,7 @@ impl BenchClient {
         })
     }
 
-    /// The same, calling another name of the control plane.
+    /// Returns the client with another name of the control plane as target.
     pub(crate) fn with_target(self, name: &'static str) -> BenchClient {
         BenchClient { target: Target::Xds(name), ..self }
     }

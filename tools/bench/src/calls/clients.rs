@@ -1,4 +1,4 @@
-//! The clients that are this program: which there are, what they are given, and what they call with.
+//! Clients that are part of this program.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::client::args::ClientArgs;
 use crate::client::drive::measure;
 use crate::client::echo::EchoClient;
 
-/// What a client calls with.
+/// Implementation of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
     Hyper,
@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     Evenkeel,
 }
 
-/// One client process.
+/// Runs one client process.
 pub(crate) fn run(kind: Kind, args: &ClientArgs) -> Result<(), Error> {
     args.runtime()?.block_on(async {
         let (ask, load) = (args.ask(), args.load());
@@ -68,7 +68,8 @@ fn endpoint(address: SocketAddr) -> Result<Endpoint, Error> {
     Ok(Endpoint::from_shared(format!("http://{address}"))?)
 }
 
-/// A channel that has connected to all that it does without calls, as have clients that connect first.
+/// Returns a channel that has connected to all endpoints that it connects without calls. Other clients
+/// connect first too.
 async fn connected(target: &str) -> Result<Channel, Error> {
     let channel = Channel::builder(target).build()?;
     channel.ready().await?;

@@ -1,6 +1,6 @@
-//! The process of the control plane: one listener, route and cluster for each policy, all over the same backends.
+//! Control plane process: one listener, route and cluster for each policy, all over the same backends.
 //!
-//! It says on stdout where it is and ends with stdin.
+//! It prints its address on stdout and ends when stdin closes.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ use testkit::resources;
 use crate::Error;
 use crate::common::process::{runtime, until_stdin_ends};
 
-/// Endpoints of `edf` have the weights from 1 to this, again and again.
+/// Endpoints of `edf` have the weights from 1 to this, repeatedly.
 pub(crate) const GREATEST_WEIGHT: u32 = 10;
 
 pub(crate) fn run(backends: &[SocketAddr]) -> Result<(), Error> {
@@ -41,11 +41,11 @@ pub(crate) fn run(backends: &[SocketAddr]) -> Result<(), Error> {
     })
 }
 
-/// By the name of the target. `edf` is the enum `ROUND_ROBIN`, which goes by the weights of endpoints. A route has no hash
-/// policy, so that `ring_hash` takes another hash with each call.
+/// Returns the policies by target name. `edf` is the enum `ROUND_ROBIN`, which uses the weights of endpoints.
+/// Routes have no hash policy, so that `ring_hash` uses a random hash per call.
 fn policies() -> [(&'static str, Option<LoadBalancingPolicy>); 5] {
     let weighted = ClientSideWeightedRoundRobin {
-        // Weights count from the first report on.
+        // Weights apply from the first report on.
         blackout_period: Some(Duration::default()),
         ..ClientSideWeightedRoundRobin::default()
     };

@@ -1,4 +1,4 @@
-//! What clients run against, and the running of one: backends and a control plane as processes, clients one at a time.
+//! Environment of the clients: backends and a control plane as processes, and one client process at a time.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,16 +17,16 @@ use crate::calls::peers::{Peers, bootstrap};
 use crate::calls::scenario::Payload;
 use crate::common::process::Server;
 
-/// Beyond what was asked for, a client has this long for starting, connecting and ending.
+/// Maximum time of a client for start, connect and exit, beyond its task.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Backends and a control plane that serves every policy over them.
+/// Backends, and a control plane that serves every policy over them.
 pub(crate) struct Harness {
     backends: Server,
     control: Server,
 }
 
-/// What a client is told to do.
+/// Task of a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
     pub(crate) payload: Payload,
@@ -42,7 +42,7 @@ pub(crate) enum Span {
     Calls(u64),
 }
 
-/// What a client says of itself. Times are in seconds.
+/// Figures of a client. Times are in seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Figures {
     pub(crate) calls: f64,
@@ -62,7 +62,7 @@ impl Harness {
         Ok(Harness { backends, control })
     }
 
-    /// Runs one client to its end: its figures, and how many of the measured calls each backend had.
+    /// Runs one client to completion. Returns its figures and the number of measured calls of each backend.
     pub(crate) async fn run(
         &mut self,
         client: &BenchClient,
@@ -71,7 +71,7 @@ impl Harness {
     ) -> Result<(Figures, Vec<u64>), Error> {
         let span = match task.span {
             Span::Time(span) => span,
-            // At least a thousand calls a second.
+            // Assumes at least a thousand calls per second.
             Span::Calls(calls) => Duration::from_millis(calls),
         };
         let mut command = self.command(client, task, peers)?;
@@ -123,7 +123,7 @@ impl Harness {
         Ok(command)
     }
 
-    /// From its `ready` to its figures.
+    /// Drives a client from its `ready` to its figures.
     async fn attend(&mut self, child: &mut tokio::process::Child) -> Result<(Figures, Vec<u64>), Error> {
         let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("no pipes".into());
@@ -141,7 +141,7 @@ impl Harness {
         Ok((figures, after.iter().zip(&before).map(|(after, before)| after - before).collect()))
     }
 
-    /// How many calls each backend has had.
+    /// Returns the number of calls of each backend.
     fn counts(&mut self) -> Result<Vec<u64>, Error> {
         let child = &mut self.backends.child;
         let (Some(stdin), Some(stdout)) = (&mut child.stdin, &mut child.stdout) else {
@@ -149,13 +149,13 @@ impl Harness {
         };
         writeln!(stdin)?;
         let mut line = String::new();
-        // A byte at a time: nothing is read ahead and lost.
+        // Byte by byte: a larger buffer would read ahead and lose data.
         BufReader::with_capacity(1, stdout).read_line(&mut line)?;
         Ok(line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
     }
 }
 
-/// As the command line has it.
+/// Returns the name of the command line.
 fn name(kind: Kind) -> &'static str {
     match kind {
         Kind::Hyper => "hyper",
@@ -166,11 +166,11 @@ fn name(kind: Kind) -> &'static str {
     }
 }
 
-/// What a client that ended early has to say.
+/// Returns the error of a client that ended early.
 async fn complaint(child: &mut tokio::process::Child) -> Error {
     let mut said = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // What can be read of it is said.
+        // A partial read is still useful.
         let _ = stderr.read_to_string(&mut said).await;
     }
     match said.trim() {
@@ -201,12 +201,12 @@ impl Figures {
         }
     }
 
-    /// Calls per second.
+    /// Returns the calls per second.
     pub(crate) fn throughput(&self) -> f64 {
         self.calls / self.elapsed
     }
 
-    /// Seconds of processor time per call.
+    /// Returns the processor time per call, in seconds.
     pub(crate) fn cpu_per_call(&self) -> f64 {
         self.cpu / self.calls
     }

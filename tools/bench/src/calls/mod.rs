@@ -1,7 +1,8 @@
-//! What a call costs: evenkeel and its peers side by side, over the same backends and the same control plane.
+//! Cost of a call: evenkeel and its peers over the same backends and the same control plane.
 //!
-//! A client is a process of its own for every scenario and round. A round runs every client once, and each round begins with
-//! the next one, so that what else the machine does hits all of them. The result is ratios of a round, with their spread.
+//! A client is a process of its own for every scenario and round. A round runs every client once, and each
+//! round starts with another client, so that other load of the machine affects all of them. The results are
+//! ratios per round, with their spread.
 
 mod backends;
 pub(crate) mod bench_clients;
@@ -66,7 +67,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse::<NonZeroUsize>().map(NonZeroUsize::get).map_err(|_| "expected a number from 1 on".to_owned())
 }
 
-/// A millisecond is the least that is measured.
+/// Parses a duration in seconds. The minimum is a millisecond.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds
@@ -98,7 +99,7 @@ impl Process {
             Process::Backends { backends } => backends::run(backends),
             Process::Control { backends } => control::run(&backends),
             Process::Client { kind, args } => {
-                // Clients of other programs do not count their memory either.
+                // Clients of other programs do not count allocations either.
                 Totals::stop();
                 clients::run(kind, &args)
             }
@@ -135,7 +136,7 @@ async fn measure(args: &Args) -> Result<Measured, Error> {
     })
 }
 
-/// Every client of a scenario in every round.
+/// Runs every client of a scenario in every round.
 async fn rounds(
     scenario: Scenario,
     clients: &[BenchClient],
@@ -168,7 +169,7 @@ async fn rounds(
     results
 }
 
-/// Long enough for a second's measurement to begin with every connection made and every table warm.
+/// Returns the warm-up time. It is long enough to establish every connection and to warm the caches.
 fn warm_up(span: Duration) -> Duration {
     span.mul_f64(0.3)
 }

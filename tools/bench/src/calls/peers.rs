@@ -1,7 +1,7 @@
-//! Clients that are not this program: each a folder of `tools/bench/peers` with a script `install`, which leaves an executable
-//! `client` and a file `versions` below cargo's target folder.
+//! Clients that are other programs. Each is a folder of `tools/bench/peers` with a script `install`, which
+//! creates an executable `client` and a file `versions` below cargo's target folder.
 //!
-//! A peer that cannot be installed here is left out of the run, and said so, in the run and in its tables.
+//! A peer that cannot be installed is skipped, and reported in the output and in the tables.
 
 use std::env;
 use std::fmt::Display;
@@ -17,14 +17,14 @@ use tokio::time::timeout;
 use crate::Error;
 use crate::calls::bench_clients::{BenchClient, Program, TONIC_XDS};
 
-/// A script that takes longer has failed. The first time it builds everything that the peer stands on.
+/// Maximum duration of a script. The first run builds all dependencies of the peer.
 const LIMIT: Duration = Duration::from_secs(1_800);
 
-/// What was installed, and what was not.
+/// Installed and missing peers.
 #[derive(Default)]
 pub(crate) struct Peers {
     installed: Vec<Peer>,
-    /// With the reasons.
+    /// Missing peers with the reasons.
     missing: Vec<(&'static str, String)>,
 }
 
@@ -35,7 +35,7 @@ struct Peer {
 }
 
 impl Peers {
-    /// Installs those that these clients need.
+    /// Installs the peers that these clients need.
     pub(crate) async fn install(clients: impl IntoIterator<Item = BenchClient>) -> Peers {
         let mut peers = Peers::default();
         for client in clients {
@@ -48,7 +48,7 @@ impl Peers {
                 Ok(peer) => peers.installed.push(peer),
                 Err(error) => {
                     eprintln!("\n{name} CANNOT BE INSTALLED AND IS LEFT OUT: {error}\n");
-                    // A table has room for a line.
+                    // A table has room for one line.
                     let first = error.to_string().lines().next().unwrap_or_default().to_owned();
                     peers.missing.push((name, first));
                 }
@@ -62,7 +62,7 @@ impl Peers {
             || self.missing.iter().any(|(missing, _)| *missing == name)
     }
 
-    /// Whether it can be run.
+    /// Returns true if the client can run.
     pub(crate) fn have(&self, client: &BenchClient) -> bool {
         match client.program {
             Program::Own(_) => true,
@@ -75,7 +75,7 @@ impl Peers {
         Ok(&peer.ok_or_else(|| format!("{name} is not installed"))?.client)
     }
 
-    /// What of these is left out, and why; empty if nothing is.
+    /// Returns the skipped clients with the reasons; empty if there are none.
     pub(crate) fn left_out(&self, clients: &[BenchClient]) -> String {
         let of_client = |client: &BenchClient| {
             let (_, why) =
@@ -85,13 +85,13 @@ impl Peers {
         clients.iter().filter_map(of_client).collect::<Vec<_>>().join(" ")
     }
 
-    /// The packages of every peer that was installed.
+    /// Returns the packages of every installed peer.
     pub(crate) fn versions(&self) -> impl Iterator<Item = (&'static str, String)> {
         self.installed.iter().map(|peer| (peer.name, peer.versions.join(", ")))
     }
 }
 
-/// What a client of this control plane is told. tonic-xds wants a scheme where there is no TLS; others do not know the scheme.
+/// Returns the bootstrap of a client. tonic-xds requires a scheme for plaintext; others do not support it.
 pub(crate) fn bootstrap(program: Program, control: impl Display) -> String {
     let scheme = if program == TONIC_XDS.program { "http://" } else { "" };
     let bootstrap = json!({
@@ -124,7 +124,7 @@ async fn install(name: &'static str) -> Result<Peer, Error> {
     Ok(Peer { name, client: out.join("client"), versions: versions.collect() })
 }
 
-/// Below cargo's target folder, two above the program that runs.
+/// Returns the installation folder, below cargo's target folder, two levels above the running program.
 pub(crate) fn out_folder() -> PathBuf {
     let here = env::current_exe().ok();
     let target = here.as_deref().and_then(|file| file.ancestors().nth(2));

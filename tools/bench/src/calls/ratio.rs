@@ -1,8 +1,8 @@
-//! Ratios of one run, with how far its rounds lie apart; and medians.
+//! Ratios of one run with the spread of its rounds, and medians.
 
 use std::fmt;
 
-/// The least, the median and the greatest of a ratio that every round gives.
+/// Minimum, median and maximum of a ratio over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ratio {
     pub(crate) low: f64,
@@ -11,7 +11,8 @@ pub(crate) struct Ratio {
 }
 
 impl Ratio {
-    /// Ratios round by round: a round's noise hits both. `None` where no round has both.
+    /// Computes the ratios per round, since noise of a round affects both values. Returns `None` if no round
+    /// has both.
     pub(crate) fn of_rounds(pairs: impl Iterator<Item = (f64, f64)>) -> Option<Ratio> {
         let ratios: Vec<f64> =
             pairs.filter(|(_, base)| *base > 0.0).map(|(value, base)| value / base).collect();
@@ -27,7 +28,7 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// `None` if there is nothing.
+/// Returns the median; `None` for an empty list.
 pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let last = values.len().checked_sub(1)?;

@@ -1,4 +1,5 @@
-//! Clients below every channel: hyper's and h2's own senders, a connection to each backend, and an atomic round robin.
+//! Clients without a channel: the senders of hyper and h2, a connection to each backend, and an atomic round
+//! robin.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -15,13 +16,13 @@ use crate::Error;
 use crate::client::drive::Client;
 use crate::client::echo::{Ask, EchoResponse, STREAM, UNARY};
 
-/// What is sent for an [`Ask`], made once.
+/// Request of an [`Ask`], prepared once.
 #[derive(Clone)]
 struct Prepared {
     uri: Uri,
-    /// A gRPC frame.
+    /// Framed gRPC message.
     message: Bytes,
-    /// Bytes that a good answer has.
+    /// Number of bytes of a valid response.
     expected: usize,
 }
 
@@ -36,8 +37,8 @@ impl Prepared {
         })
     }
 
-    /// As one writes it with the `http` crate. Parsing the names and copying the values costs two allocations and some two
-    /// thousand instructions that a client with ready-made headers saves; every channel may.
+    /// Builds a request with the `http` crate. Parsing names and copying values costs two allocations and
+    /// about two thousand instructions. A client with prepared headers avoids them, as every channel may.
     fn request<B>(&self, body: B) -> Result<Request<B>, Error> {
         Ok(Request::builder()
             .method(Method::POST)
@@ -48,7 +49,7 @@ impl Prepared {
             .body(body)?)
     }
 
-    /// A message has its own bytes in every call.
+    /// Copies the message, since every call has its own bytes.
     fn message(&self) -> Bytes {
         Bytes::copy_from_slice(&self.message)
     }
@@ -67,14 +68,14 @@ impl Prepared {
     }
 }
 
-/// A message as gRPC frames it: uncompressed, its length, itself.
+/// Frames a message for gRPC: uncompressed flag, length, message.
 pub(crate) fn frame(message: &impl prost::Message) -> Bytes {
     let length = message.encoded_len();
     let mut frame = BytesMut::with_capacity(5 + length);
     frame.put_u8(0);
-    // Messages of a bench are far below 4 GiB.
+    // Messages of a benchmark are far below 4 GiB.
     frame.put_u32(length as u32);
-    // The frame has the room.
+    // Cannot fail: the buffer has the capacity.
     let _ = message.encode(&mut frame);
     frame.freeze()
 }
@@ -102,7 +103,7 @@ impl Client for Hyper {
         let request = self.prepared.request(Full::new(self.prepared.message()))?;
         let mut body = self.sender.send_request(request).await?.into_body();
         if ask.messages.is_none() {
-            // Whoever decodes a message has it whole.
+            // Decoding a message needs the whole body.
             let body = body.collect().await?;
             let trailers = body.trailers().cloned();
             return self.prepared.check(body.to_bytes().len(), trailers.as_ref());
@@ -126,7 +127,7 @@ pub(crate) struct H2 {
 }
 
 impl H2 {
-    /// With the windows that hyper asks for, so that as few updates are sent.
+    /// Connects with hyper's window sizes, so that as few WINDOW_UPDATE frames are sent.
     pub(crate) async fn connect(address: SocketAddr, ask: &Ask) -> Result<Self, Error> {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
@@ -157,7 +158,7 @@ impl Client for H2 {
     }
 }
 
-/// Every task has senders of its own, made once, and takes its turns with the others.
+/// Round robin over connections. Every task has its own senders, created once, and shares the counter.
 #[derive(Clone)]
 pub(crate) struct RoundRobin<C> {
     connections: Vec<C>,

@@ -1,4 +1,4 @@
-//! The figures of a scenario, round by round, and the table of them.
+//! Figures of a scenario by round, and their table.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::calls::ratio::{Ratio, median};
 use crate::calls::scenario::Scenario;
 use crate::table::Table;
 
-/// What every client did in every round.
+/// Figures of every client in every round.
 pub(crate) struct Results {
     pub(crate) scenario: Scenario,
     threads: usize,
@@ -19,7 +19,7 @@ pub(crate) struct Results {
 
 struct Row {
     client: BenchClient,
-    /// With the number of the round: one may have failed.
+    /// Figures with the number of the round, since a round may have failed.
     rounds: Vec<(usize, Figures)>,
     failure: Option<String>,
 }
@@ -48,7 +48,7 @@ impl Results {
         }
     }
 
-    /// One client's figure divided by another's, round by round.
+    /// Returns the ratio of one client's figure to another's, per round.
     pub(crate) fn ratio(
         &self,
         client: BenchClient,
@@ -91,7 +91,7 @@ impl Results {
         }
         for row in &self.rows {
             if let Some(failure) = &row.failure {
-                // A `String` takes everything.
+                // Writing to a `String` cannot fail.
                 let _ = write!(note, " A run failed: {failure}.");
             }
         }

@@ -1,4 +1,4 @@
-//! What is measured: payloads, calls at a time and backends, and which of their combinations.
+//! Scenarios: payloads, concurrency and backends, and their combinations.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub(crate) enum Payload {
 impl Payload {
     pub(crate) const ALL: [Payload; 3] = [Payload::Unary16, Payload::Unary64K, Payload::Stream];
 
-    /// Bytes of a message.
+    /// Returns the size of a message in bytes.
     pub(crate) fn size(self) -> usize {
         match self {
             Payload::Unary16 | Payload::Stream => 16,
@@ -29,7 +29,7 @@ impl Payload {
         }
     }
 
-    /// Messages of a stream; 0 for a unary call.
+    /// Returns the number of messages of a stream; 0 for a unary call.
     pub(crate) fn messages(self) -> u32 {
         match self {
             Payload::Unary16 | Payload::Unary64K => 0,
@@ -55,10 +55,10 @@ pub(crate) struct Scenario {
     pub(crate) backends: usize,
 }
 
-/// Where all clients are compared, and what the others differ from in one thing.
+/// Scenario in which all clients are compared. The others differ from it in one parameter.
 pub(crate) const BASE: Scenario = Scenario { payload: Payload::Unary16, concurrency: 64, backends: 10 };
 
-/// Where evenkeel is beside a channel to one backend.
+/// Scenario that compares evenkeel with a channel to one backend.
 pub(crate) const ONE_BACKEND: Scenario = Scenario { backends: 1, ..BASE };
 
 const CONCURRENCY: [usize; 4] = [1, 16, 64, 256];
@@ -72,7 +72,7 @@ impl fmt::Display for Scenario {
     }
 }
 
-/// The scenarios that were asked for, each with its clients.
+/// Returns the requested scenarios, each with its clients.
 pub(crate) fn chosen(args: &Args) -> Vec<(Scenario, Vec<BenchClient>)> {
     let is_grid =
         !(args.payload.is_empty() && args.concurrency.is_empty() && args.backends.is_empty()) || args.full;
@@ -83,14 +83,14 @@ pub(crate) fn chosen(args: &Args) -> Vec<(Scenario, Vec<BenchClient>)> {
         } else if is_grid || scenario == BASE {
             ALL.to_vec()
         } else {
-            // One backend of many is no comparison.
+            // A client of one backend is not comparable with clients of many.
             MAIN.into_iter().filter(|client| *client != TONIC || scenario.backends == 1).collect()
         }
     };
     scenarios.into_iter().map(|scenario| (scenario, clients(scenario))).collect()
 }
 
-/// Everything with everything.
+/// Returns all combinations.
 fn grid(args: &Args) -> Vec<Scenario> {
     fn values<T: Copy>(given: &[T], full: bool, all: &[T], base: T) -> Vec<T> {
         match given {

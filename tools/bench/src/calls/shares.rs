@@ -1,4 +1,4 @@
-//! How near the share of calls that every endpoint gets is to its weight from the control plane.
+//! Deviation of each endpoint's share of calls from its weight in the control plane.
 
 use std::num::NonZeroUsize;
 
@@ -12,10 +12,10 @@ use crate::calls::scenario::{BASE, Scenario};
 use crate::calls::warm_up;
 use crate::table::Table;
 
-/// Whole turns of the weights from 1 to 10, so that an exact share is possible.
+/// Whole cycles of the weights from 1 to 10, so that exact shares are possible.
 const CALLS: u64 = 364 * 55;
 
-/// The largest error of any endpoint's share, by client.
+/// Largest error of any endpoint's share, by client.
 pub(crate) struct Shares {
     rows: Vec<(BenchClient, Result<f64, String>)>,
 }
@@ -25,7 +25,7 @@ impl Shares {
         self.rows.iter().find(|(of, _)| of.name == client.name)?.1.as_ref().ok().copied()
     }
 
-    /// Without clients there is no table.
+    /// Returns the table; `None` without clients.
     pub(crate) fn table(&self) -> Option<Table> {
         if self.rows.is_empty() {
             return None;
@@ -47,7 +47,7 @@ impl Shares {
     }
 }
 
-/// For those of these clients that take weights from a control plane.
+/// Measures the clients that take weights from a control plane.
 pub(crate) async fn measure(
     chosen: &[(Scenario, Vec<BenchClient>)],
     args: &Args,
@@ -79,7 +79,7 @@ pub(crate) async fn measure(
     Ok(Shares { rows })
 }
 
-/// Of backends with the weights 1, 2, 3 and so on.
+/// Returns the largest error for backends with the weights 1, 2, 3 and so on.
 fn largest_error(counts: &[u64]) -> Result<f64, String> {
     let total: u64 = counts.iter().sum();
     let weights: usize = (1..=counts.len()).sum();

@@ -1,4 +1,4 @@
-//! What had to be reached by calls, beside what was.
+//! Thresholds of the call suite, with the measured values.
 
 use crate::calls::bench_clients::{
     BenchClient, EVENKEEL, EVENKEEL_EDF, GRPC_GO, HYPER, TONIC, TONIC_BALANCE,
@@ -10,7 +10,7 @@ use crate::calls::scenario::{BASE, ONE_BACKEND, Scenario};
 use crate::calls::shares::Shares;
 use crate::thresholds::{Threshold, ThresholdResult};
 
-/// A ratio of evenkeel to another client.
+/// Threshold for the ratio of evenkeel to another client.
 struct RatioThreshold {
     what: &'static str,
     scenario: Scenario,

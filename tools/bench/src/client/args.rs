@@ -1,4 +1,4 @@
-//! The arguments of a client process. Peers in other languages take the same ones.
+//! Arguments of a client process. Peers in other languages accept the same.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
@@ -52,7 +52,7 @@ impl ClientArgs {
         }
     }
 
-    /// The runtime that clients in Rust run on.
+    /// Returns the runtime of the Rust clients.
     pub(crate) fn runtime(&self) -> Result<tokio::runtime::Runtime, Error> {
         let mut builder = match self.threads.get() {
             1 => tokio::runtime::Builder::new_current_thread(),

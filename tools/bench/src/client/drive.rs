@@ -1,8 +1,8 @@
-//! Calls, many at a time, and what they cost the process that makes them.
+//! Concurrent calls, and their cost for the calling process.
 //!
-//! The process warms up, says `ready` and waits for a line, so that whoever started it can look at the backends first. Then it
-//! measures, and prints its figures as one line of JSON. Calls are counted where they end and processor time is read at the
-//! same two moments, so that a call costs what lies between. Warm-up is not counted, nor what starts and stops the process.
+//! The process warms up, prints `ready` and waits for a line, so that the driver can read the backends'
+//! counters first. Then it measures, and prints its figures as one line of JSON. Calls are counted at their
+//! end, and processor time is read at the same two times. Warm-up, start and exit are not counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,12 +15,12 @@ use crate::Error;
 use crate::client::echo::Ask;
 use crate::client::histogram::Histogram;
 
-/// What makes a call and waits for its answer.
+/// Client that makes a call and waits for its response.
 pub(crate) trait Client: Clone + Send + 'static {
     fn call(&mut self, ask: &Ask) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// How many calls at a time, and how long.
+/// Concurrency and duration of the calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) concurrency: usize,
@@ -28,14 +28,14 @@ pub(crate) struct Load {
     pub(crate) span: Span,
 }
 
-/// What ends a measurement.
+/// End of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Span {
     Time(Duration),
     Calls(u64),
 }
 
-/// Warms up, waits until told to go on, measures, and prints the figures.
+/// Warms up, waits for a line on stdin, measures, and prints the figures.
 pub(crate) async fn measure(client: impl Client, ask: Ask, load: Load) -> Result<(), Error> {
     let caller = Caller { client, ask: Arc::new(ask), concurrency: load.concurrency };
     caller.run(Span::Time(load.warm_up)).await?;
@@ -53,7 +53,7 @@ struct Caller<C> {
 }
 
 impl<C: Client> Caller<C> {
-    /// The first call that fails ends it.
+    /// Makes calls for a span. The first failure ends it.
     async fn run(&self, span: Span) -> Result<Figures, Error> {
         let shared = Arc::new(Shared::new(span));
         let mut tasks = JoinSet::new();
@@ -75,9 +75,9 @@ impl<C: Client> Caller<C> {
     }
 }
 
-/// What the tasks of one span share.
+/// State that the tasks of one span share.
 struct Shared {
-    /// Calls that may be started; only read where calls are to be counted out.
+    /// Number of calls still to start; `None` if the time is limited instead.
     to_start: Option<AtomicU64>,
     is_over: AtomicBool,
     ended: AtomicU64,
@@ -98,7 +98,7 @@ impl Shared {
         }
     }
 
-    /// Whether one more call is wanted.
+    /// Returns true if another call should start.
     fn next(&self) -> bool {
         match &self.to_start {
             None => !self.is_over.load(Ordering::Relaxed),
@@ -109,7 +109,7 @@ impl Shared {
     }
 }
 
-/// One call after the other.
+/// Makes sequential calls.
 async fn calls(mut client: impl Client, ask: Arc<Ask>, shared: Arc<Shared>) -> Result<(), Error> {
     let mut began = Instant::now();
     while shared.next() {
@@ -138,12 +138,12 @@ impl DriveSnapshot {
     }
 }
 
-/// User and system time of all threads of this process so far.
+/// Returns the user and system time of all threads of this process so far.
 fn cpu_time() -> Result<Duration, Error> {
     Ok(clock_gettime(ClockId::ProcessCPUTime).try_into()?)
 }
 
-/// What was measured. Times are in seconds.
+/// Measured figures. Times are in seconds.
 #[derive(Clone, Debug, PartialEq)]
 struct Figures {
     calls: u64,

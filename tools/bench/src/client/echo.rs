@@ -1,5 +1,5 @@
-//! A client as tonic's generator writes it, over any channel, but for what a channel has no part in: generated code also puts
-//! a `GrpcMethod` into the extensions (3 allocations), and has `Vec` for `bytes` unless told otherwise (2).
+//! Client like tonic's generated code, over any channel. It omits costs that no channel influences: a
+//! `GrpcMethod` in the extensions (3 allocations), and `Vec` for `bytes` fields, the default (2).
 
 use std::num::NonZeroU32;
 
@@ -17,11 +17,11 @@ use crate::client::drive::Client;
 pub(crate) const UNARY: &str = "/bench.Echo/Unary";
 pub(crate) const STREAM: &str = "/bench.Echo/Stream";
 
-/// One call: what is sent, and how often it shall come back.
+/// One call: the payload, and the number of responses.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) payload: Bytes,
-    /// `None` for a unary call.
+    /// Number of streamed messages; `None` for a unary call.
     pub(crate) messages: Option<NonZeroU32>,
 }
 
@@ -30,7 +30,7 @@ impl Ask {
         EchoRequest { payload: self.payload.clone(), messages: self.messages.map_or(0, NonZeroU32::get) }
     }
 
-    /// How often a good answer has the payload.
+    /// Returns the number of messages of a valid response.
     pub(crate) fn answers(&self) -> u32 {
         self.messages.map_or(1, NonZeroU32::get)
     }
@@ -105,7 +105,7 @@ where
     }
 }
 
-/// Whether an answer is as long as was asked for. Comparing the bytes would be counted as the client's work.
+/// Checks the length of a response. Comparing the bytes would count as work of the client.
 fn check(ask: &Ask, messages: u32, bytes: usize) -> Result<(), Error> {
     let expected = (ask.answers(), ask.answers() as usize * ask.payload.len());
     if (messages, bytes) == expected {

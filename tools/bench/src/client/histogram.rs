@@ -1,10 +1,10 @@
-//! How often which duration was seen: a bucket for every nanosecond up to 128, then 128 buckets between a power of two and
-//! the next. A quantile is within 1/256 of the truth.
+//! Histogram of durations: one bucket per nanosecond up to 128, then 128 buckets per power of two. A quantile
+//! is accurate to 1/256.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const BITS: u32 = 7;
-/// Buckets between a power of two and the next.
+/// Number of buckets per power of two.
 const STEPS: usize = 1 << BITS;
 const BUCKETS: usize = (u64::BITS - BITS + 1) as usize * STEPS;
 
@@ -21,7 +21,7 @@ impl Histogram {
         self.buckets[bucket(nanos)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The value that this part of all values does not exceed; `None` without any.
+    /// Returns the quantile; `None` without values.
     pub(crate) fn quantile(&self, part: f64) -> Option<u64> {
         let counts: Vec<u64> = self.buckets.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         let total: u64 = counts.iter().sum();
@@ -37,11 +37,11 @@ impl Histogram {
 
 fn bucket(value: u64) -> usize {
     let shift = (u64::BITS - value.leading_zeros()).saturating_sub(BITS + 1);
-    // What is left after the shift is below 2 * STEPS, and at least STEPS once anything is shifted out.
+    // The shifted value is below 2 * STEPS, and at least STEPS if the shift is not zero.
     shift as usize * STEPS + (value >> shift) as usize
 }
 
-/// The middle of what falls into a bucket.
+/// Returns the middle of a bucket.
 fn middle(bucket: usize) -> u64 {
     let shift = (bucket / STEPS).saturating_sub(1);
     let low = ((bucket - shift * STEPS) as u64) << shift;

@@ -1,7 +1,7 @@
-//! What a client process does, whatever it calls with: arguments in, calls, one line of figures out.
+//! Client process for any channel: parses arguments, makes calls, prints one line of figures.
 //!
-//! The peer `tools/bench/peers/tonic-xds` includes this folder, so that it measures itself exactly as ours do. It therefore uses
-//! nothing of this program but `crate::Error`.
+//! The peer `tools/bench/peers/tonic-xds` includes this folder, so that it measures in the same way.
+//! Therefore this folder uses nothing else of this program but `crate::Error`.
 
 pub(crate) mod args;
 pub(crate) mod drive;

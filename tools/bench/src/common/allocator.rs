@@ -1,8 +1,8 @@
-//! The system allocator, with the process's totals beside it: what all threads asked for and what they still hold.
+//! System allocator with totals of the process: number of allocations and bytes in use.
 //!
-//! The testkit's `Counting` counts by thread, which is what tests want; a client may allocate on one thread and free on
-//! another. Two locked additions are all that a block costs here, so that counted instructions stay those of the client.
-//! Time is another matter: who is measured by the clock stops counting.
+//! The testkit's `Counting` counts per thread, which suits tests. A client may allocate on one thread and
+//! free on another. Counting costs two atomic additions per block, so that the counted instructions stay
+//! those of the client. Timed measurements turn counting off.
 
 #![expect(unsafe_code, reason = "an allocator cannot be written without; every call is handed on unchanged")]
 
@@ -16,12 +16,12 @@ static HELD: AtomicI64 = AtomicI64::new(0);
 static IS_STOPPED: AtomicBool = AtomicBool::new(false);
 
 impl Totals {
-    /// How often memory was asked for since the process began, growing included, and the bytes that are held.
+    /// Returns the number of allocations since the start, including reallocations, and the bytes in use.
     pub(crate) fn now() -> (u64, i64) {
         (COUNT.load(Ordering::Relaxed), HELD.load(Ordering::Relaxed))
     }
 
-    /// Nothing is counted from now on.
+    /// Stops counting.
     pub(crate) fn stop() {
         IS_STOPPED.store(true, Ordering::Relaxed);
     }
@@ -42,11 +42,11 @@ fn given_back(bytes: usize) {
     HELD.fetch_sub(bytes.cast_signed() as i64, Ordering::Relaxed);
 }
 
-// SAFETY: every method hands its arguments to the system allocator and returns what that returned.
+// SAFETY: every method passes its arguments to the system allocator and returns its result.
 unsafe impl GlobalAlloc for Totals {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         asked(layout.size());
-        // SAFETY: the caller's promise about `layout` is the one that `System` needs.
+        // SAFETY: the caller's guarantees about `layout` are those that `System` needs.
         unsafe { System.alloc(layout) }
     }
 
@@ -65,7 +65,7 @@ unsafe impl GlobalAlloc for Totals {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         asked(size);
         given_back(layout.size());
-        // SAFETY: as for `dealloc`; the caller promises that `size` fits the layout's alignment.
+        // SAFETY: as for `dealloc`; the caller guarantees that `size` fits the layout's alignment.
         unsafe { System.realloc(block, layout, size) }
     }
 }

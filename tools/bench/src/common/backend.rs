@@ -1,5 +1,5 @@
-//! Backends that answer every unary call with the same 16 bytes, as cheaply as h2 can. They run in a process of their
-//! own, so that nothing of them is counted.
+//! Backends that respond to every unary call with the same 16 bytes, at h2's minimum cost. They run in a
+//! process of their own, so that they are not counted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use super::process::until_stdin_ends;
 use super::wire::{MESSAGE, PATH};
 use crate::Error;
 
-/// Binds one backend for each address, says on stdout where they are, and serves until stdin ends. Answers end with the
-/// next of the load reports in turn, if there are any.
+/// Binds one backend for each address, prints the addresses on stdout, and serves until stdin closes.
+/// Responses carry the load reports in rotation, if there are any.
 pub(crate) async fn serve(addresses: Vec<SocketAddr>, reports: Vec<HeaderValue>) -> Result<(), Error> {
     let reports = Arc::new(Reports { all: reports, turn: AtomicUsize::new(0) });
     let mut bound = Vec::new();
@@ -45,7 +45,7 @@ async fn accept(listener: TcpListener, reports: Arc<Reports>) {
     while let Ok((socket, _)) = listener.accept().await {
         let reports = reports.clone();
         tokio::spawn(async move {
-            // A client that leaves is no fault; one that fails says so itself.
+            // A client that disconnects is not an error. A failing one reports the error itself.
             let _ = connection(socket, &reports).await;
         });
     }
@@ -61,7 +61,7 @@ async fn connection(socket: TcpStream, reports: &Arc<Reports>) -> Result<(), Err
     Ok(())
 }
 
-/// The headers are those of a tonic server.
+/// Responds to a request with the headers of a tonic server.
 async fn answer(
     mut request: Request<h2::RecvStream>,
     mut respond: SendResponse<Bytes>,
@@ -76,7 +76,7 @@ async fn answer(
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response.headers_mut().insert(DATE, HeaderValue::from_static("Thu, 01 Jan 2026 00:00:00 GMT"));
     if request.uri().path() != PATH {
-        // UNIMPLEMENTED: a client that asks for load out of band is not to ask again.
+        // UNIMPLEMENTED: a client that requests out-of-band load does not retry.
         response.headers_mut().insert("grpc-status", HeaderValue::from_static("12"));
         respond.send_response(response, true)?;
         return Ok(());

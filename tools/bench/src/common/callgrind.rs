@@ -1,4 +1,4 @@
-//! Counting the instructions of a process of this program, with callgrind.
+//! Instruction counts of a process of this program, by callgrind.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use super::profile::{Places, by_place};
 use crate::Error;
 
-/// The place for callgrind's files: one count at a time.
+/// Folder for callgrind's files of one run at a time.
 pub(crate) struct Callgrind {
     directory: tempfile::TempDir,
 }
@@ -16,7 +16,7 @@ impl Callgrind {
         Ok(Callgrind { directory: tempfile::tempdir()? })
     }
 
-    /// This program, its instructions counted.
+    /// Returns a command that runs this program under callgrind.
     pub(crate) fn command(&self) -> Result<Command, Error> {
         let mut valgrind = Command::new("valgrind");
         valgrind.arg("-q").arg("--tool=callgrind");
@@ -29,20 +29,20 @@ impl Callgrind {
         self.directory.path().join("callgrind.out")
     }
 
-    /// The instructions of the last run, of all its threads.
+    /// Returns the instructions of the last run, of all threads.
     pub(crate) fn instructions(&self) -> Result<f64, Error> {
         let counts = std::fs::read_to_string(self.counts())?;
         let total = counts.lines().find_map(|line| line.strip_prefix("totals: "));
         Ok(total.ok_or("callgrind wrote no totals")?.trim().parse()?)
     }
 
-    /// The instructions of the last run by file and function.
+    /// Returns the instructions of the last run by file and function.
     pub(crate) fn by_place(&self) -> Result<Places, Error> {
         by_place(&self.counts())
     }
 }
 
-/// What a number of calls cost; `instructions` is 0 when nobody counts them.
+/// Cost of a number of calls. `instructions` is 0 if they are not counted.
 #[derive(Clone, Copy)]
 pub(crate) struct Cost {
     pub(crate) instructions: f64,
@@ -51,7 +51,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// What each of the calls costs by which the two runs differ. What happens once cancels out.
+    /// Returns the cost per call from the difference of two runs. One-time costs cancel out.
     pub(crate) fn of_each(few: Cost, many: Cost, calls: usize) -> Cost {
         let calls = calls as f64;
         Cost {

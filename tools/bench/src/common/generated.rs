@@ -1,5 +1,5 @@
-//! A client as tonic's generator writes it, over any channel, but for what a channel has no part in: generated code also puts
-//! a `GrpcMethod` into the extensions (3 allocations), and has `Vec` for `bytes` unless told otherwise (2).
+//! Client like tonic's generated code, over any channel. It omits costs that no channel influences: a
+//! `GrpcMethod` in the extensions (3 allocations), and `Vec` for `bytes` fields, the default (2).
 
 use bytes::Bytes;
 use evenkeel_proto::prost;

@@ -1,6 +1,7 @@
-//! What several suites measure with: backends, a control plane, clients, and the processes that they are.
+//! Parts that several suites share: backends, a control plane, clients and their processes.
 //!
-//! The cargo benches of `crates/evenkeel` include these files one by one, so they name each other by `super`.
+//! The cargo benches of `crates/evenkeel` include these files individually, so they refer to each other by
+//! `super`.
 
 pub(crate) mod allocator;
 pub(crate) mod backend;

@@ -1,4 +1,4 @@
-//! No channel at all: every call is answered from memory, so that what is counted is the generated client alone.
+//! Replacement for a channel that responds from memory, so that only the generated client is counted.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -17,7 +17,7 @@ use super::wire::MESSAGE;
 #[derive(Clone)]
 pub(crate) struct NoChannel;
 
-/// A message, then the trailers.
+/// Response body: a message, then the trailers.
 pub(crate) enum Answer {
     Message(Body),
     Trailers,
@@ -50,7 +50,7 @@ impl HttpBody for Answer {
     ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
         match &mut *self {
             Answer::Message(request) => {
-                // The request is encoded when its body is read, as a connection would.
+                // Reading the request body encodes the request, as a connection would.
                 while let Poll::Ready(Some(_)) = Pin::new(&mut *request).poll_frame(cx) {}
                 *self = Answer::Trailers;
                 Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(MESSAGE)))))

@@ -14,8 +14,8 @@ use testkit::resources;
 
 use crate::Error;
 
-/// Starts a control plane whose `xds:///bench` is weighted_round_robin over the backends, with others that stand by in a second
-/// priority, and says where it is. It lives as long as the process.
+/// Starts a control plane whose `xds:///bench` is weighted_round_robin over the backends, with further ones
+/// in a second priority. Prints its address. It lives as long as the process.
 pub(crate) async fn control_plane(
     backends: &[SocketAddr],
     standing_by: &[SocketAddr],
@@ -48,7 +48,7 @@ fn policy<M: Name>(config: &M) -> LoadBalancingPolicy {
     LoadBalancingPolicy { policies: vec![Policy { typed_extension_config: Some(config) }] }
 }
 
-/// A channel to `xds:///bench` of the control plane, all of whose backends are connected when it is handed out.
+/// Returns a channel to `xds:///bench` of the control plane, with all backends connected.
 pub(crate) async fn channel(control: SocketAddr) -> Result<Channel, Error> {
     let bootstrap = format!(
         r#"{{"xds_servers": [{{"server_uri": "{control}", "channel_creds": [{{"type": "insecure"}}]}}]}}"#
@@ -61,7 +61,7 @@ pub(crate) async fn channel(control: SocketAddr) -> Result<Channel, Error> {
     Ok(channel)
 }
 
-/// Whether every endpoint is connected.
+/// Returns true if every endpoint is READY.
 fn is_connected(tree: &evenkeel::Description) -> bool {
     let is_ready = |row: &evenkeel::EndpointRow| row.state == evenkeel::ConnectivityState::Ready;
     tree.endpoints.iter().all(is_ready) && tree.children.iter().all(|(_, child)| is_connected(child))

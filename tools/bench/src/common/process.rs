@@ -1,4 +1,4 @@
-//! The bench's program as several processes: servers that a driver starts and that end with it.
+//! Processes of this program: servers that a driver starts and that end with it.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::Error;
 
-/// A process of this program that serves; it ends when its stdin does, and so with us.
+/// Serving process of this program. It ends when its stdin closes, and so with its parent.
 pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) addresses: Vec<String>,
@@ -17,12 +17,12 @@ impl Server {
         Server::run(Command::new(std::env::current_exe()?).args(arguments))
     }
 
-    /// A command that comes to this program in the end.
+    /// Runs a command that executes this program, possibly through another.
     pub(crate) fn run(command: &mut Command) -> Result<Self, Error> {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut line = String::new();
-        // A byte at a time: what it prints later is left there.
+        // Byte by byte, so that later output stays in the pipe.
         BufReader::with_capacity(1, child.stdout.as_mut().ok_or("no stdout")?).read_line(&mut line)?;
         if line.is_empty() {
             let out = child.wait_with_output()?;
@@ -39,7 +39,7 @@ impl Drop for Server {
     }
 }
 
-/// A process that serves is held by its parent's end of the pipe, and so never outlives it.
+/// Waits until stdin closes. The parent holds the other end of the pipe, so the process never outlives it.
 pub(crate) async fn until_stdin_ends() -> Result<(), Error> {
     tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())).await??;
     Ok(())

@@ -1,4 +1,4 @@
-//! What callgrind's files say: where the instructions of a process are spent.
+//! Profiles from callgrind's files: instructions by location.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,12 +9,12 @@ use crate::Error;
 /// Instructions by file and function.
 pub(crate) type Places = HashMap<String, f64>;
 
-/// Whether instructions can be counted here.
+/// Returns true if valgrind is installed.
 pub(crate) fn is_valgrind_installed() -> bool {
     Command::new("valgrind").arg("--version").output().is_ok_and(|out| out.status.success())
 }
 
-/// The instructions of one of callgrind's files by file and function, as callgrind's own tool reads them.
+/// Returns the instructions of a callgrind file by file and function, as `callgrind_annotate` reports them.
 pub(crate) fn by_place(counts: &Path) -> Result<Places, Error> {
     let out = Command::new("callgrind_annotate")
         .args(["--threshold=100", "--show-percs=no", "--auto=no"])
@@ -31,8 +31,8 @@ pub(crate) fn by_place(counts: &Path) -> Result<Places, Error> {
     if places.is_empty() { Err("callgrind_annotate printed nothing".into()) } else { Ok(places) }
 }
 
-/// Where a call is spent, of the calls by which two runs differ: by the crate whose source it is, and by the function of
-/// the binary that it is in.
+/// Prints the instructions per call from the difference of two runs: by the crate of the source, and by the
+/// function of the binary.
 pub(crate) fn print_profile(name: &str, few: &Places, many: &Places, calls: usize) {
     let spent = many
         .iter()
@@ -46,7 +46,7 @@ pub(crate) fn print_profile(name: &str, few: &Places, many: &Places, calls: usiz
 fn print_top(title: &str, n: usize, spent: &[(&str, f64)], group: impl Fn((&str, &str)) -> String) {
     let mut groups: HashMap<String, f64> = HashMap::new();
     for (place, spent) in spent {
-        // `file:function [object]`, and a function's name has colons of its own.
+        // Format `file:function [object]`. A function's name contains colons.
         let place = place.split(" [").next().unwrap_or_default();
         *groups.entry(group(place.split_once(':').unwrap_or(("", place)))).or_default() += spent;
     }
@@ -59,7 +59,7 @@ fn print_top(title: &str, n: usize, spent: &[(&str, f64)], group: impl Fn((&str,
     }
 }
 
-/// The registry's folder, or the standard library's or the workspace's.
+/// Returns the crate of a file: from the registry, the standard library or the workspace.
 fn crate_of(file: &str) -> String {
     let parts: Vec<&str> = file.split('/').collect();
     let after = |name: &str| Some(parts[parts.iter().position(|part| *part == name)? + 1..].to_vec());

@@ -1,4 +1,4 @@
-//! What clients below every channel send and expect, with nothing between them and the caller.
+//! Requests and responses of clients without a channel.
 
 use std::net::SocketAddr;
 
@@ -12,8 +12,8 @@ pub(crate) fn uri(address: SocketAddr) -> Result<Uri, Error> {
     Ok(format!("http://{address}{PATH}").parse()?)
 }
 
-/// As one writes it with the `http` crate. Parsing the names and copying the values costs two allocations and some two
-/// thousand instructions that a client with ready-made headers saves; every channel may.
+/// Builds a request with the `http` crate. Parsing names and copying values costs two allocations and about
+/// two thousand instructions. A client with prepared headers avoids them, as every channel may.
 pub(crate) fn request<B>(uri: &Uri, body: B) -> Result<Request<B>, Error> {
     Ok(Request::builder()
         .method(Method::POST)
@@ -24,7 +24,7 @@ pub(crate) fn request<B>(uri: &Uri, body: B) -> Result<Request<B>, Error> {
         .body(body)?)
 }
 
-/// A message has its own bytes in every call.
+/// Copies the message, since every call has its own bytes.
 pub(crate) fn frame() -> Bytes {
     let mut frame = BytesMut::with_capacity(MESSAGE.len());
     frame.put_slice(MESSAGE);

@@ -1,4 +1,4 @@
-//! h2's own sender.
+//! Client on h2's own sender.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ pub(crate) struct H2 {
 }
 
 impl H2 {
-    /// With the windows that hyper asks for, so that as few updates are sent.
+    /// Connects with hyper's window sizes, so that as few WINDOW_UPDATE frames are sent.
     pub(crate) async fn connect(address: SocketAddr) -> Result<Self, Error> {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
@@ -36,7 +36,7 @@ impl H2 {
         check_trailers(trailers.as_ref())
     }
 
-    /// A call whose trailers are for the caller to judge.
+    /// Makes a call and returns its trailers unchecked.
     pub(crate) async fn exchange(&mut self) -> Result<Option<HeaderMap>, Error> {
         poll_fn(|cx| self.sender.poll_ready(cx)).await?;
         let (response, mut stream) = self.sender.send_request(request(&self.uri, ())?, false)?;

@@ -1,4 +1,4 @@
-//! hyper's own sender.
+//! Client on hyper's own sender.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! Calls, many at a time, of whatever can make one.
+//! Concurrent calls of any client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use crate::Error;
 
 pub(crate) const CONCURRENCY: usize = 64;
 
-/// Makes so many calls, [`CONCURRENCY`] at a time; the first that fails ends it.
+/// Makes this number of calls, [`CONCURRENCY`] at a time. The first failure ends it.
 pub(crate) async fn rounds(client: &impl Client, calls: usize) -> Result<(), Error> {
     let started = Arc::new(AtomicUsize::new(0));
     let mut tasks = tokio::task::JoinSet::new();
@@ -33,7 +33,7 @@ pub(crate) async fn rounds(client: &impl Client, calls: usize) -> Result<(), Err
     Ok(())
 }
 
-/// What makes a call and waits for its answer.
+/// Client that makes a call and waits for its response.
 pub(crate) trait Client: Clone + Send + 'static {
     fn call(&mut self) -> impl Future<Output = Result<(), Error>> + Send;
 }
@@ -63,7 +63,7 @@ impl<C: Client> Client for RoundRobin<C> {
     }
 }
 
-/// Every task has senders of its own, made once, and takes its turns with the others.
+/// Round robin over connections. Every task has its own senders, created once, and shares the counter.
 #[derive(Clone)]
 pub(crate) struct RoundRobin<C> {
     connections: Vec<C>,

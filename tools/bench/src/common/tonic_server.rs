@@ -1,4 +1,4 @@
-//! A tonic server that echoes unary calls, as tonic's generator writes it, with and without a layer that reports load.
+//! tonic server that echoes unary calls, like generated code, with and without the load report layer.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use tower_service::Service;
 use super::generated::{EchoRequest, EchoResponse};
 use crate::Error;
 
-/// Serves for as long as it is polled.
+/// Serves while it is polled.
 pub(crate) async fn serve(
     listener: TcpListener,
     layer: Option<LoadLayer>,
@@ -37,10 +37,10 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-/// What a handler does beside its answer.
+/// Recording of a handler beside its response.
 pub(crate) enum Handler {
     RecordsNothing,
-    /// One request cost, which is another with each call.
+    /// Records one request cost, with another value for each call.
     RecordsCost(AtomicU32),
 }
 

@@ -1,7 +1,8 @@
-//! The process of the backends: answers every call with the address that it came to, and says when connections are so.
+//! Backend process: responds to every call with the local address, and reports the state of connections.
 //!
-//! `until ADDRESS` is answered with `yes` when a connection to the address was accepted, `open COUNT` when no more than so
-//! many are open, `accepted COUNT` once this number was accepted in all; `accepted` returns that number.
+//! `until ADDRESS` returns `yes` when a connection to the address was accepted. `open COUNT` returns when at
+//! most this number is open, and `accepted COUNT` once this number was accepted in total. `accepted` returns
+//! that number.
 
 use std::io::BufRead as _;
 use std::net::IpAddr;
@@ -12,7 +13,7 @@ use testkit::net::frames::{Answer, serve};
 
 use crate::Error;
 
-/// What peers' clients send and want to get back.
+/// Payload size of the peers' clients, in both directions.
 pub(super) const PAYLOAD: usize = 16;
 
 pub(super) fn run() -> Result<(), Error> {
@@ -45,19 +46,19 @@ pub(super) fn run() -> Result<(), Error> {
     Ok(())
 }
 
-/// Whoever asks has time: a look now and then.
+/// Polls a condition. Latency does not matter here.
 fn wait(mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// An echo of peers' payload and the address, by hand.
+/// Returns an echo of the peers' payload with the address, encoded by hand.
 fn answer(local: IpAddr) -> Bytes {
     let address = local.to_string();
     let mut answer = vec![0x0a, PAYLOAD as u8];
     answer.extend_from_slice(&[b'k'; PAYLOAD]);
-    // An address has at most 39 letters.
+    // An address has at most 39 characters.
     answer.extend_from_slice(&[0x12, address.len() as u8]);
     answer.extend_from_slice(address.as_bytes());
     Bytes::from(answer)

@@ -1,19 +1,19 @@
-//! The process of the client: a channel through xDS, calls on it, and answers to whoever measures it.
+//! Client process: an xDS channel, calls on it, and a command interface.
 //!
-//! Its first line of stdout says when its first call was answered. Then a command is a line of stdin and its answer a line
-//! of stdout; times are nanoseconds of the machine's clock.
+//! Its first line on stdout is the time of the first response. Then each line on stdin is a command, with one
+//! line on stdout as result. Times are nanoseconds of the monotonic clock.
 //!
-//! | command | answer |
+//! | command | result |
 //! |---|---|
-//! | `connected COUNT` | when so many endpoints of the generation that is watched were seen to be connected |
+//! | `connected COUNT` | time at which this number of endpoints of the watched generation were connected |
 //! | `watch GENERATION` | `watching`: from here on, endpoints of this generation are the new ones |
-//! | `swapped` | when the first call on a new endpoint was answered, and when the channel was READY again, 0 if it always was |
-//! | `since` | calls that began when the new ones were in force and went to old ones, and calls that failed |
-//! | `call COUNT` | makes so many calls, one after the other: how many failed |
-//! | `cpu` | the process's processor time, of all threads, the kernel's included |
+//! | `swapped` | time of the first response from a new endpoint, and time at which the channel was READY again, 0 if it always was |
+//! | `since` | number of calls sent to old endpoints after the update was in force, and number of failed calls |
+//! | `call COUNT` | makes this number of sequential calls: number of failures |
+//! | `cpu` | processor time of all threads, including the kernel's |
 //! | `windows` | per half second since the first call: number of calls, median and 99th percentile of latency in microseconds |
 //! | `weighed` | number of schedules that weighted_round_robin has computed without weights |
-//! | `switches` | number of times that a thread of the process has slept |
+//! | `switches` | number of voluntary context switches of the process |
 
 use std::io::BufRead as _;
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ use crate::common::allocator::Totals;
 /// Length of a window of latencies: half a second.
 pub(super) const WINDOW_NANOS: u64 = 500_000_000;
 
-/// Calls at a time when they go as fast as they can.
+/// Number of concurrent calls at maximum rate.
 const CONCURRENCY: usize = 4;
 
 #[derive(clap::Args)]
@@ -65,7 +65,7 @@ async fn serve(args: &Args) -> Result<(), Error> {
     let first = EchoClient::new(channel.clone()).unary(EchoRequest::default()).await.map(|_| now());
     let first = first?;
     println!("{first}");
-    // They stay open without calls.
+    // Keep the channels open without calls.
     let mut silent = Vec::new();
     for _ in 1..args.channels {
         let channel = self::channel(&xds_client)?;
@@ -103,7 +103,7 @@ fn channel(xds_client: &XdsClient) -> Result<Channel, Error> {
     Ok(Channel::builder("xds:///bench").xds_client(xds_client.clone()).build()?)
 }
 
-/// The lines of stdin; it is read on a thread of its own, which ends with it.
+/// Returns the lines of stdin, read on a thread of their own that ends with it.
 fn commands() -> mpsc::UnboundedReceiver<std::io::Result<String>> {
     let (sender, commands) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -126,7 +126,7 @@ struct Shared {
 /// Latencies of calls by the half second in which they ended.
 struct LatencyWindows {
     start: u64,
-    /// Microseconds, by window.
+    /// Latencies in microseconds, by window.
     windows: Vec<Vec<u32>>,
 }
 
@@ -144,7 +144,7 @@ impl LatencyWindows {
         self.windows[window].push(u32::try_from(micros).unwrap_or(u32::MAX));
     }
 
-    /// Number, median and 99th percentile of each window, in a row.
+    /// Returns number, median and 99th percentile of each window, in sequence.
     fn summary(&self) -> Vec<u64> {
         let of_window = |window: &Vec<u32>| {
             let mut sorted = window.clone();
@@ -159,9 +159,9 @@ impl LatencyWindows {
 /// Results of the calls since `watch`.
 struct CallRecord {
     generation: u8,
-    /// When the channel was READY again.
+    /// Time at which the channel was READY again.
     ready: Option<u64>,
-    /// When the first call on a new endpoint was answered.
+    /// Time of the first response from a new endpoint.
     first: Option<u64>,
     late: u32,
     failed: u32,
@@ -174,7 +174,7 @@ impl Default for CallRecord {
 }
 
 impl CallRecord {
-    /// A call ended at an endpoint of this generation.
+    /// Records a call that ended at an endpoint of this generation.
     fn add(&mut self, began: u64, ended: u64, generation: u8) {
         if generation == self.generation {
             self.first.get_or_insert(ended);
@@ -186,7 +186,7 @@ impl CallRecord {
 
 impl Shared {
     fn seen(&self) -> MutexGuard<'_, CallRecord> {
-        // Nothing panics while it holds it.
+        // Poisoning is ignored: no code panics while holding the lock.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -242,7 +242,7 @@ impl Shared {
             if now > limit {
                 return Err(format!("only {ready} of {count} endpoints are connected").into());
             }
-            // A look at the tree is work for the channel.
+            // Reading the tree costs the channel time, so it is polled slowly.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -253,7 +253,7 @@ impl Shared {
         connectivity.mark_unchanged();
         let shared = self.clone();
         tokio::spawn(async move {
-            // CONNECTING may be too short to be seen.
+            // CONNECTING may be too short to be observed.
             while connectivity.changed().await.is_ok() {
                 if *connectivity.borrow() == ConnectivityState::Ready {
                     let mut seen = shared.seen();
@@ -298,7 +298,7 @@ async fn calls_without_end(shared: Arc<Shared>) {
     }
 }
 
-/// Whether or not those before are answered.
+/// Starts calls at a fixed interval, independent of earlier responses.
 async fn calls_each(shared: Arc<Shared>, every: Duration) {
     let mut turns = tokio::time::interval(every);
     loop {
@@ -308,7 +308,7 @@ async fn calls_each(shared: Arc<Shared>, every: Duration) {
     }
 }
 
-/// How many endpoints of a generation are connected.
+/// Returns the number of READY endpoints of a generation.
 fn ready(tree: &Description, wanted: u8) -> usize {
     let is_wanted = |address: &String| {
         address.parse().ok().and_then(|address: SocketAddr| generation(address.ip())) == Some(wanted)
@@ -321,13 +321,13 @@ fn ready(tree: &Description, wanted: u8) -> usize {
     own + tree.children.iter().map(|(_, child)| ready(child, wanted)).sum::<usize>()
 }
 
-/// Number of schedules computed without weights, in all policies of a tree.
+/// Returns the number of schedules computed without weights, in all policies of a tree.
 fn weighed(tree: &Description) -> u64 {
     let own = tree.details.get("rr_fallback").and_then(serde_json::Value::as_u64).unwrap_or(0);
     own + tree.children.iter().map(|(_, child)| weighed(child)).sum::<u64>()
 }
 
-/// Number of voluntary context switches of all threads so far.
+/// Returns the number of voluntary context switches of all threads so far.
 fn switches() -> Result<u64, Error> {
     let mut sum = 0;
     for thread in std::fs::read_dir("/proc/self/task")? {

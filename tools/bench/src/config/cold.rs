@@ -1,7 +1,7 @@
-//! A process starts: when its first call is answered, and when every endpoint is connected.
+//! Start of a process: time to the first response, and until every endpoint is connected.
 //!
-//! tonic-xds is measured beside it if its client program is there (`evenkeel bench calls` installs it). It prints its
-//! figures when its only call that counts is answered, after a warm-up of no time, in which it may make one more.
+//! tonic-xds is measured too if its client program is installed (by `evenkeel bench calls`). It prints its
+//! figures after its only counted call. Its warm-up has zero duration, in which it may make one more call.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -88,7 +88,7 @@ fn start_peer(harness: &Harness, client: &Path) -> Result<f64, Error> {
     command.env_remove("GRPC_XDS_BOOTSTRAP").env("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap);
     let began = now();
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    // It waits for a line before the calls that count.
+    // The client waits for a line before the counted calls.
     writeln!(child.stdin.as_mut().ok_or("no stdin")?)?;
     let mut lines = BufReader::new(child.stdout.take().ok_or("no stdout")?).lines();
     let figures = lines.find(|line| line.as_ref().map_or(true, |line| line.starts_with('{')));

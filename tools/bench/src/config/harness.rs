@@ -1,4 +1,5 @@
-//! What updates are measured with: a control plane here, backends and a client as processes, and words between them.
+//! Environment of update measurements: a control plane here, backends and a client as processes, and their
+//! command pipes.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr};
@@ -18,22 +19,22 @@ use super::now;
 use crate::Error;
 use crate::common::process::{Server, parse};
 
-/// Whatever takes longer has failed.
+/// Maximum wait for any step.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// The generation of endpoints that there are at first.
+/// Generation of the initial endpoints.
 pub(super) const FIRST: u8 = 1;
 
-/// Endpoints of a cluster, in the shape that has many.
+/// Endpoints per cluster in the shape with many clusters.
 pub(super) const TEN: usize = 10;
 
-/// How endpoints are spread over resources.
+/// Distribution of endpoints over resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// All in one cluster.
+    /// All endpoints are in one cluster.
     OneCluster,
-    /// Ten in each of as many clusters as it takes. Those of the first so many endpoints have a route each: no client asks for
-    /// the others.
+    /// Ten endpoints per cluster. The clusters of the first `routed` endpoints have a route each. Clients do
+    /// not request the others.
     ClustersOfTen { routed: usize },
 }
 
@@ -52,7 +53,7 @@ impl Harness {
         Ok(Harness { runtime, control, backends, port })
     }
 
-    /// Other backends, and the end of those that there were; they are still there while `change` goes on.
+    /// Starts other backends and stops the previous ones, which keep running during `change`.
     pub(super) fn replace_backends(
         &mut self,
         change: impl FnOnce(&mut Harness) -> Result<(), Error>,
@@ -73,7 +74,7 @@ impl Harness {
         &self.control
     }
 
-    /// So many endpoints of a generation.
+    /// Returns endpoints of a generation.
     pub(super) fn endpoints(&self, generation: u8, count: usize) -> Result<Vec<SocketAddr>, Error> {
         (0..count).map(|i| self.endpoint(generation, i)).collect()
     }
@@ -85,19 +86,19 @@ impl Harness {
         Ok(SocketAddr::from(([127, generation, high, low], self.port)))
     }
 
-    /// Sends what is needed for these endpoints, and says when.
+    /// Sends these resources, and returns the time.
     pub(super) fn send(&self, resources: ResourceSet) -> u64 {
         let began = now();
         self.control.cache().set(resources);
         began
     }
 
-    /// Waits until the client has accepted its endpoints, and says when.
+    /// Waits for the ACK of the endpoints, and returns the time.
     pub(super) fn acked(&self) -> Result<u64, Error> {
         self.acked_all::<ClusterLoadAssignment>()
     }
 
-    /// Waits until the client has accepted all resources of a type that it wants, and says when.
+    /// Waits for the ACKs of all requested resources of a type, and returns the time.
     pub(super) fn acked_all<M: NamedResource>(&self) -> Result<u64, Error> {
         let acked = self.control.cache().wait_acked::<M>();
         self.runtime
@@ -106,12 +107,12 @@ impl Harness {
         Ok(now())
     }
 
-    /// Waits until somebody has connected to this endpoint.
+    /// Waits until a connection to this endpoint was accepted.
     pub(super) fn accepted(&mut self, endpoint: SocketAddr) -> Result<(), Error> {
         self.backends.ask(&format!("until {}", endpoint.ip())).map(drop)
     }
 
-    /// Waits until the backends have accepted this number of connections in all.
+    /// Waits until the backends have accepted this number of connections in total.
     pub(super) fn accepted_in_all(&mut self, connections: u64) -> Result<(), Error> {
         self.backends.ask(&format!("accepted {connections}")).map(drop)
     }
@@ -122,13 +123,13 @@ impl Harness {
         Ok(accepted)
     }
 
-    /// Waits until no more than so many connections are left.
+    /// Waits until at most this number of connections is open.
     pub(super) fn open(&mut self, connections: usize) -> Result<(), Error> {
         self.backends.ask(&format!("open {connections}")).map(drop)
     }
 }
 
-/// Starts a client of this control plane, or of what stands in for it; and when its first call was answered.
+/// Starts a client of this control plane or of its relay. Also returns the time of the first response.
 pub(super) fn client(
     control: SocketAddr,
     variant: XdsVariant,
@@ -162,7 +163,7 @@ fn backends() -> Result<(Process, u16), Error> {
     Ok((backends, port))
 }
 
-/// The generation of an endpoint; `None` if the address is not one of a harness.
+/// Returns the generation of an endpoint; `None` if the address is not one of a harness.
 pub(super) fn generation(address: IpAddr) -> Option<u8> {
     match address {
         IpAddr::V4(address) if address.octets()[0] == 127 => Some(address.octets()[1]),
@@ -170,7 +171,7 @@ pub(super) fn generation(address: IpAddr) -> Option<u8> {
     }
 }
 
-/// What a client of `xds:///bench` needs for these endpoints: weighted_round_robin.
+/// Returns the resources of `xds:///bench` with these endpoints and weighted_round_robin.
 pub(crate) fn resources(shape: Shape, endpoints: &[SocketAddr]) -> ResourceSet {
     resources_with(shape, endpoints, &"weighted_round_robin".into())
 }
@@ -200,7 +201,7 @@ pub(super) fn resources_with(shape: Shape, endpoints: &[SocketAddr], policy: &Cl
     mesh.resources()
 }
 
-/// A process of this program that answers lines with lines. It ends when this is dropped.
+/// Process of this program with a line-based command interface. It ends when this is dropped.
 pub(super) struct Process {
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
@@ -208,7 +209,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// The process, and its first line.
+    /// Starts the process and returns its first line.
     pub(super) fn start(arguments: &[&str]) -> Result<(Process, String), Error> {
         let mut server = Server::run(Command::new(std::env::current_exe()?).args(arguments))?;
         let first = server.addresses.join(" ");
@@ -228,24 +229,24 @@ impl Process {
     pub(super) fn ask(&mut self, command: &str) -> Result<String, Error> {
         let Some(stdin) = &mut self.stdin else { return Err("no stdin".into()) };
         writeln!(stdin, "{command}").map_err(|_| self.lost(command))?;
-        // It has limits of its own, which say more.
+        // The process has limits of its own, with better error messages.
         self.lines.recv_timeout(2 * LIMIT).map_err(|_| self.lost(command))
     }
 
-    /// The numbers of its answer.
+    /// Sends a command and returns the numbers of the result.
     pub(super) fn numbers<const N: usize>(&mut self, command: &str) -> Result<[u64; N], Error> {
         let numbers = self.list(command)?;
         let found = numbers.len();
         numbers.try_into().map_err(|_| format!("expected {N} numbers for {command:?}, found {found}").into())
     }
 
-    /// The numbers of its answer, however many.
+    /// Sends a command and returns all numbers of the result.
     pub(super) fn list(&mut self, command: &str) -> Result<Vec<u64>, Error> {
         let answer = self.ask(command)?;
         Ok(answer.split(' ').map(str::parse).collect::<Result<_, _>>()?)
     }
 
-    /// What it said last, if it is gone.
+    /// Returns the last error of a process that has ended.
     fn lost(&mut self, command: &str) -> Error {
         drop(self.stdin.take());
         let is_gone = matches!(self.server.child.try_wait(), Ok(Some(_)));
@@ -262,7 +263,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         drop(self.stdin.take());
-        // It may be amidst calls; nothing of it is needed any more. Once it has ended its connections are gone.
+        // It may still make calls. Waiting for its exit closes all its connections.
         let _ = self.server.child.kill();
         let _ = self.server.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Nobody calls while all endpoints are replaced and the old ones die: whether calls that come then find the new ones.
+//! All endpoints are replaced and the old ones die without any calls: later calls must find the new ones.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::table::Table;
 
 const CALLS: u32 = 1_000;
 
-/// Nobody calls for so long after the old endpoints are gone.
+/// Time without calls after the old endpoints have ended.
 const SPELL: Duration = Duration::from_secs(1);
 
 pub(super) fn table(args: &Args) -> Result<Table, Error> {

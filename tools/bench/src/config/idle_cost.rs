@@ -11,7 +11,7 @@ use crate::Error;
 use crate::table::Table;
 use crate::thresholds::{Threshold, ThresholdResult};
 
-/// Time without calls before the measurement. It lets start-up finish.
+/// Time without calls before the measurement, in which start-up completes.
 const SETTLING: Duration = Duration::from_secs(5);
 
 /// Time over which processor time and wake-ups are counted.

@@ -1,7 +1,8 @@
-//! One endpoint of many is replaced, again and again, over delta: what goes over the wire and what it costs the client.
+//! One endpoint of many is replaced repeatedly, with the delta variant: bytes on the wire and cost for the
+//! client.
 //!
-//! xDS sends a cluster's endpoints as one resource, so that what is sent grows with the cluster, and with it what the client
-//! reads. In many small clusters, as many endpoints should cost no more than few.
+//! xDS sends a cluster's endpoints as one resource, so the size of an update grows with the cluster. In many
+//! small clusters, the cost should not depend on the number of endpoints.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -19,16 +20,16 @@ use crate::picks::one_replaced;
 use crate::table::Table;
 use crate::thresholds::{Threshold, ThresholdResult};
 
-/// How long the client is left alone once it is connected, and how long it is watched at rest.
+/// Time after all connections are established, and time of the idle measurement.
 const SETTLE: Duration = Duration::from_millis(500);
 const REST: Duration = Duration::from_secs(2);
 
-/// How far updates are apart, in all rows alike: where the control plane takes long to find out what changed, caches are cold
-/// and processors asleep when it has. For the same reason it has as many small clusters in all rows, of which clients ask for
-/// more or fewer.
+/// Interval between updates, equal in all rows: if the control plane needs long to compute a change, caches
+/// are cold and processors asleep afterwards. For the same reason it has the same number of small clusters in
+/// all rows. Clients request more or fewer of them.
 const PACE: Duration = Duration::from_millis(40);
 
-/// What an update may take beside one of the fewest endpoints and still count as the same.
+/// Maximum cost of an update, relative to the row with the fewest endpoints.
 const FLAT: Threshold = Threshold::AtMost(1.1);
 
 pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
@@ -53,7 +54,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error>
         PACE.as_millis()
     ));
     let mut thresholds = Vec::new();
-    // One more than there are, while a connection ends.
+    // One connection more than endpoints, while the old one closes.
     let counts = args.sizes.iter().map(|&size| affordable(size, 1)).collect::<Result<Vec<_>, _>>()?;
     let most = counts.iter().copied().max().unwrap_or_default();
     let in_one =
@@ -88,7 +89,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error>
     Ok((table, thresholds))
 }
 
-/// The client asks for the first `count` of the endpoints that are there.
+/// Parameters of a row. The client requests the first `count` of the existing endpoints.
 #[derive(Clone, Copy)]
 struct Row {
     shape: Shape,
@@ -97,12 +98,12 @@ struct Row {
     replaced: Replaced,
 }
 
-/// Which endpoint an update replaces.
+/// Endpoint that an update replaces.
 #[derive(Clone, Copy, PartialEq)]
 enum Replaced {
-    /// The first ten take turns: rows differ by what else there is.
+    /// One of the first ten in rotation: rows differ by the remaining endpoints only.
     OneOfTen,
-    /// Any: caches hold little of what belongs to it.
+    /// Any endpoint: caches hold little of its data.
     Any,
 }
 
@@ -128,9 +129,9 @@ impl fmt::Display for Replaced {
 struct Cost {
     received: f64,
     sent: f64,
-    /// In us.
+    /// Processor time of an update, in us.
     cpu: f64,
-    /// What it takes at rest, in us per second.
+    /// Processor time without updates, in us per second.
     rest: f64,
 }
 
@@ -143,7 +144,7 @@ fn changes(row: Row, changes: u32) -> Result<Cost, Error> {
     let (mut client, _) = client(relay.address(), XdsVariant::Delta, None)?;
     client.ask(&format!("connected {count}"))?;
     harness.acked()?;
-    // What is left to do once all are connected comes before.
+    // Let the work after the last connection complete.
     std::thread::sleep(SETTLE);
     let (rested, [before]) = (Instant::now(), client.numbers("cpu")?);
     std::thread::sleep(REST);
@@ -159,7 +160,7 @@ fn changes(row: Row, changes: u32) -> Result<Cost, Error> {
     for change in 1..=changes {
         std::thread::sleep((PACE * change).saturating_sub(began.elapsed()));
         let i = replaced.index(change, count);
-        // `changes` is bounded by the generations that there are.
+        // `changes` is bounded by the number of generations.
         let endpoint = harness.endpoint(FIRST + change as u8, i)?;
         endpoints[i] = endpoint;
         harness.send(resources_with(shape, &endpoints, &policy));

@@ -1,4 +1,4 @@
-//! A relay between a client and its control plane that counts the bytes.
+//! Relay between a client and its control plane that counts bytes.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::Error;
 
-/// Lives as long as the runtime that it was started on.
+/// Relay that lives as long as its runtime.
 pub(super) struct Relay {
     address: SocketAddr,
     bytes: Arc<Bytes>,
@@ -33,7 +33,7 @@ impl Relay {
         self.address
     }
 
-    /// What the client has received and sent so far.
+    /// Returns the number of bytes that the client has received and sent so far.
     pub(super) fn bytes(&self) -> [u64; 2] {
         [&self.bytes.to_client, &self.bytes.to_server].map(|bytes| bytes.load(Ordering::Relaxed))
     }
@@ -41,7 +41,7 @@ impl Relay {
 
 async fn accept(listener: TcpListener, to: SocketAddr, bytes: Arc<Bytes>) {
     while let Ok((client, _)) = listener.accept().await {
-        // A client whose connection ends here sees that.
+        // The client sees the closed connection.
         let Ok(server) = TcpStream::connect(to).await else { continue };
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
@@ -52,7 +52,7 @@ async fn accept(listener: TcpListener, to: SocketAddr, bytes: Arc<Bytes>) {
     }
 }
 
-/// Until either end is gone.
+/// Copies until either end closes.
 async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, count: &AtomicU64) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {

@@ -1,7 +1,9 @@
-//! Calls while thousands of connections are made: all endpoints replaced by one update, and a process that starts.
+//! Calls while thousands of connections are established: after an update that replaces all endpoints, and at
+//! start-up.
 //!
-//! The client has one worker thread and four callers in a closed loop, so that calls, connection attempts and passes of the
-//! core compete for one processor. Calls are counted per half second, relative to the same run without the storm.
+//! The client has one worker thread and four callers in a closed loop, so that calls, connection attempts and
+//! passes of the core compete for one processor. Calls are counted per half second, relative to the same run
+//! without the storm.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use crate::thresholds::{Threshold, ThresholdResult};
 /// Time of undisturbed calls, before a replacement and after a start.
 const CALM: Duration = Duration::from_secs(3);
 
-/// Number of undisturbed windows that the others are compared with.
+/// Number of undisturbed windows used as reference.
 const CALM_WINDOWS: usize = 4;
 
 pub(super) fn tables(args: &Args) -> Result<(Table, Table, Vec<ThresholdResult>), Error> {
@@ -90,7 +92,7 @@ struct Storm {
 
 /// Half a second of calls.
 struct Window {
-    /// Its start, in seconds after the start of the storm.
+    /// Start in seconds after the start of the storm.
     from: f64,
     calls: f64,
     /// Calls relative to those of an undisturbed window.
@@ -145,7 +147,7 @@ fn start(count: usize) -> Result<Storm, Error> {
     sleep(CALM);
     let mut windows = windows(&mut client)?;
     let began = windows.first().map_or(started, |window| window.at);
-    // The last window is not a whole one.
+    // The last window is incomplete.
     windows.pop();
     let calm = &windows[windows.len().saturating_sub(CALM_WINDOWS)..];
     let calm = median(calm.iter().map(|window| window.calls).collect());
@@ -211,7 +213,7 @@ fn start_client(harness: &Harness) -> Result<Process, Error> {
     Ok(client)
 }
 
-/// A half second as the client reports it.
+/// Half a second as the client reports it.
 struct RawWindow {
     at: u64,
     calls: f64,

@@ -1,4 +1,4 @@
-//! All endpoints are replaced by one update while calls go.
+//! One update replaces all endpoints under load.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::spread::Spread;
 use crate::table::Table;
 use crate::thresholds::{Threshold, ThresholdResult};
 
-/// How calls go: milliseconds between them.
+/// Call rates: milliseconds between calls.
 const RATES: [(&str, u64); 2] = [("20/s", 50), ("all it can", 0)];
 
 pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
@@ -75,7 +75,7 @@ struct Figures {
 }
 
 impl Figures {
-    /// How soon it was in force, in times of the ACK.
+    /// Returns the time until the update was in force, relative to that of the ACK.
     fn ratio(&self) -> Result<Spread, Error> {
         let ratios =
             self.in_force.iter().zip(&self.acked).map(|(in_force, acked)| in_force / acked).collect();
@@ -105,18 +105,18 @@ fn swaps(variant: XdsVariant, count: usize, every: u64, swaps: u32) -> Result<Fi
     client.ask(&format!("connected {count}"))?;
     let mut figures = Figures::default();
     for swap in 1..=swaps {
-        // There are more generations than anybody waits for.
+        // More generations than any sensible number of swaps.
         let generation = FIRST + (swap % 200) as u8;
         let next = resources(Shape::OneCluster, &harness.endpoints(generation, count)?);
         client.ask(&format!("watch {generation}"))?;
-        // Each time at another moment between two calls.
+        // At a different phase between two calls each time.
         std::thread::sleep(Duration::from_millis(every) * swap / swaps);
         let began = harness.send(next);
         let acked = harness.acked()?;
         let [first, ready] = client.numbers("swapped")?;
         let [all] = client.numbers(&format!("connected {count}"))?;
         let [late, failed] = client.numbers("since")?;
-        // A channel that was READY all the time is in force when it shows.
+        // If the channel was READY all the time, the first response marks the change.
         let in_force = if ready == 0 { first } else { ready };
         figures.acked.push(ms(began, acked));
         figures.in_force.push(ms(began, in_force));

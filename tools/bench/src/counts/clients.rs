@@ -1,12 +1,12 @@
-//! The clients of a call: processes that make calls, and what each call costs them.
+//! Client processes, and their cost per call.
 //!
-//! Backends run in a process of their own, behind as many loopback addresses as there are to be endpoints. A client
-//! has one thread (a `current_thread` runtime): callgrind runs threads one at a time anyway, and with workers the looking for
-//! work and the waking of each other, which depend on the moment, would be counted too. It is the same for all: hyper's
-//! and tonic's connection tasks run on that thread as well. Backends are fast beside a client under callgrind, so answers
-//! always wait to be read and come in batches: these are the figures of a busy client, not of a single call.
+//! Backends run in a process of their own, behind as many loopback addresses as endpoints. A client has one
+//! thread (a `current_thread` runtime). Callgrind runs threads sequentially anyway, and with workers it would
+//! also count work stealing and wake-ups, which depend on timing. The connection tasks of hyper and tonic run
+//! on that thread too. Backends are fast relative to a client under callgrind, so responses arrive in
+//! batches: the figures are those of a busy client, not of a single call.
 //!
-//! | client | what it is |
+//! | client | implementation |
 //! |---|---|
 //! | `hyper` | hyper's `SendRequest`, an atomic round robin over the connections |
 //! | `h2` | h2's `SendRequest`, likewise |
@@ -33,32 +33,32 @@ use crate::common::raw_hyper::Hyper;
 use crate::common::rounds::{Client, RoundRobin, rounds};
 use crate::common::{backend, ours};
 
-/// The first is what the others are compared with.
+/// Client names. The first is the baseline.
 pub(super) const CLIENTS: [&str; 6] = ["hyper", "h2", "no-channel", "tonic", "tonic-balance", "evenkeel"];
 
-/// At least so many calls come before those that count, and some on every connection.
+/// Minimum number of calls before the counted ones. Every connection gets some.
 const WARM_UP: usize = 1_000;
 
-/// The backends that clients call, and a place for callgrind's files.
+/// Backends of the clients, and a folder for callgrind's files.
 pub(super) struct Harness {
     backends: Server,
     sections: Option<Sections>,
 }
 
-/// What one call costs.
+/// Cost of one call.
 pub(super) struct Cost {
-    /// Unknown without valgrind.
+    /// `None` without valgrind.
     pub(super) instructions: Option<f64>,
     pub(super) allocations: f64,
     pub(super) held: f64,
 }
 
-/// How many endpoints there are.
+/// Number of endpoints.
 #[derive(Clone, Copy)]
 pub(super) struct Endpoints {
-    /// Those that are connected and called.
+    /// Endpoints that are connected and called.
     pub(super) called: u16,
-    /// Those that only evenkeel knows of, in a priority that is not used.
+    /// Endpoints in an unused priority, which only evenkeel knows.
     pub(super) standing_by: u16,
 }
 
@@ -69,7 +69,7 @@ impl From<u16> for Endpoints {
 }
 
 impl Harness {
-    /// Instructions are counted if valgrind is there.
+    /// Starts the backends. Instructions are counted if valgrind is installed.
     pub(super) fn new() -> Result<Self, Error> {
         let backends = Server::start(&["counts-worker".to_owned(), "serve".to_owned()])?;
         let sections = is_valgrind_installed().then(Sections::new).transpose()?;
@@ -80,25 +80,26 @@ impl Harness {
         let [allocations, held] = self.run(client, endpoints, calls)?;
         let each = |total: f64| total / f64::from(calls);
         let instructions = match &self.sections {
-            // The first section is all that comes before.
+            // The first section is everything before the first mark.
             Some(sections) => Some(*sections.instructions()?.get(1).ok_or("callgrind saw no marks")?),
             None => None,
         };
         Ok(Cost { instructions: instructions.map(each), allocations: each(allocations), held: each(held) })
     }
 
-    /// Where the instructions of all calls are spent.
+    /// Returns the instructions of all calls by file and function.
     pub(super) fn places(&self, client: &str, endpoints: Endpoints, calls: u32) -> Result<Places, Error> {
         let sections = self.sections.as_ref().ok_or("a profile needs valgrind: install it")?;
         self.run(client, endpoints, calls)?;
         sections.by_place(1)
     }
 
-    /// Runs a client to its end: how often it asked for memory for the calls that count, and what more of it is held.
+    /// Runs a client to completion. Returns the number of allocations of the counted calls, and the growth of
+    /// bytes in use.
     fn run(&self, client: &str, endpoints: Endpoints, calls: u32) -> Result<[f64; 2], Error> {
         let Endpoints { called, standing_by } = endpoints;
         let backends = port(&self.backends)?;
-        // Ends with this function.
+        // Dropped at the end of this function.
         let control;
         let port = if client == "evenkeel" {
             let numbers = [backends, called, standing_by].map(|number| number.to_string());
@@ -144,7 +145,7 @@ pub(super) fn control(port: u16, endpoints: u16, standing_by: u16) -> Result<(),
     })
 }
 
-/// One client process. `evenkeel` is given the control plane's port, the others that of the backends.
+/// Runs one client process. `evenkeel` gets the control plane's port, the others that of the backends.
 pub(super) fn client(client: &str, port: u16, endpoints: u16, calls: u32) -> Result<(), Error> {
     let addresses = addresses(port, endpoints);
     let first = *addresses.first().ok_or("no endpoints")?;
@@ -193,7 +194,7 @@ struct Drive {
 }
 
 impl Drive {
-    /// Makes the calls and prints what those that count asked of the allocator.
+    /// Makes the calls and prints the allocations of the counted ones.
     async fn run(&self, client: impl Client) -> Result<(), Error> {
         rounds(&client, self.warm_up).await?;
         mark();
@@ -206,7 +207,7 @@ impl Drive {
     }
 }
 
-/// The backend listens on every loopback address; each is an endpoint.
+/// Returns the loopback addresses of the endpoints. The backend listens on all of them.
 pub(crate) fn addresses(port: u16, endpoints: u16) -> Vec<SocketAddr> {
     let address = |i: u16| {
         let [high, low] = i.to_be_bytes();

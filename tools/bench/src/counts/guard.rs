@@ -1,9 +1,9 @@
-//! The committed counts, and whether what is counted still is as they say.
+//! Comparison with the committed counts.
 //!
-//! Allocations are the same wherever this is built and are always judged. Instructions depend on the compiler, its target and
-//! the C library, which the file names: with others, or without valgrind, they are shown and not judged. The file is of
-//! the build that tests use, so that the gate has nothing to build. More than the file says is an error, which names the
-//! count; less is good news, and the file should be written again.
+//! Allocations are equal on every machine and always checked. Instructions depend on the compiler, its target
+//! and the C library, which the file names. With others, or without valgrind, they are shown and not checked.
+//! The file belongs to the test build, so that the gate builds nothing else. A higher count is an error with
+//! its name. A lower count asks to update the file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,27 +17,27 @@ use super::{cell, picks, updates};
 use crate::Error;
 use crate::table::Table;
 
-/// Endpoints of a call, of picks and updates; calls that are counted. Few, since a gate waits.
+/// Endpoints of a call; sizes of picks and updates; counted calls. The numbers are small, for a fast gate.
 const ENDPOINTS: u16 = 10;
 const SIZES: [usize; 2] = [10, 1_000];
 const CALLS: u32 = 2_000;
 
-/// By how much counts may be above the file before it is an error.
+/// Tolerance above the file: a factor for instructions, a difference for allocations.
 const INSTRUCTIONS: f64 = 1.05;
 const ALLOCATIONS: f64 = 0.1;
 
 const HOW_TO_ACCEPT: &str =
     "if it is meant: cargo test --workspace --no-run && target/debug/evenkeel-bench counts --accept";
 
-/// By name.
+/// Figures by name.
 type Figures = BTreeMap<String, f64>;
 
-/// What is counted, and what it depends on.
+/// Counts, and the build that they depend on.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Counts {
     built: BTreeMap<String, String>,
     allocations: Figures,
-    /// Empty where nobody counts them.
+    /// Empty if instructions are not counted.
     instructions: Figures,
 }
 
@@ -85,7 +85,7 @@ fn count() -> Result<Counts, Error> {
     Ok(counts)
 }
 
-/// What instructions depend on; `unknown` is like itself only.
+/// Returns the properties that instructions depend on. `unknown` equals only itself.
 fn built() -> BTreeMap<String, String> {
     let rustc = said("rustc", &["-vV"]);
     let line = |name: &str| rustc.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("unknown");
@@ -106,7 +106,7 @@ fn said(program: &str, arguments: &[&str]) -> String {
 impl Counts {
     fn add(&mut self, name: String, instructions: Option<f64>, allocations: f64) {
         if let Some(instructions) = instructions {
-            // As the file has it.
+            // Rounded as in the file.
             self.instructions.insert(name.clone(), (instructions * 10.0).round() / 10.0);
         }
         self.allocations.insert(name, (allocations * 100.0).round() / 100.0);
@@ -154,7 +154,7 @@ impl Counts {
     }
 }
 
-/// Lines, each of which begins anew.
+/// Lines of the verdict, each starting with a line feed.
 #[derive(Default)]
 struct Verdict {
     more: String,
@@ -162,7 +162,8 @@ struct Verdict {
 }
 
 impl Verdict {
-    /// Counts may reach what `most` makes of those in the file, and are worth a word as far below. Names must be the same.
+    /// Compares counts with the file. They may reach `most` of the file's value, and are reported if as far
+    /// below. The names must be equal.
     fn judge(&mut self, what: &str, held: &Figures, found: &Figures, most: impl Fn(f64) -> f64) {
         for (name, &now) in found {
             let lines = match held.get(name) {
@@ -180,7 +181,7 @@ impl Verdict {
             } else {
                 String::new()
             };
-            // A `String` takes everything.
+            // Writing to a `String` cannot fail.
             let _ = write!(lines, "\n  {what}, {name}: {before} in the file, {now} now{change}");
         }
         for (name, before) in held.iter().filter(|(name, _)| !found.contains_key(*name)) {

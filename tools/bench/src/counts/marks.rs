@@ -1,7 +1,7 @@
-//! Counting the instructions of sections of a process of this program, with callgrind.
+//! Instruction counts of sections of a process, by callgrind.
 //!
-//! A process calls [`mark`] where a section ends and the next begins; callgrind writes a file for each. So one run tells what
-//! lies between two marks, whatever came before.
+//! A process calls [`mark`] at the end of a section. Callgrind writes a file for each, so that one run yields
+//! the cost between two marks.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,14 +10,14 @@ use std::process::Command;
 use crate::Error;
 use crate::common::profile::{Places, by_place, is_valgrind_installed};
 
-/// Here a section ends and the next begins. Callgrind knows it by its name.
+/// Ends a section and starts the next. Callgrind detects it by its name.
 #[inline(never)]
 pub(super) fn mark() {
-    // A function that does nothing may be left out, or be one with others.
+    // Without an effect the function could be removed, or merged with others.
     std::hint::black_box("a section of counts ends");
 }
 
-/// The place for the files of one run at a time.
+/// Folder for the files of one run at a time.
 pub(super) struct Sections {
     directory: tempfile::TempDir,
 }
@@ -27,7 +27,7 @@ impl Sections {
         Ok(Sections { directory: tempfile::tempdir()? })
     }
 
-    /// This program, its instructions counted. The sections of earlier runs are gone.
+    /// Returns a command that runs this program under callgrind. Removes the sections of earlier runs.
     pub(super) fn command(&self) -> Result<Command, Error> {
         for file in fs::read_dir(self.directory.path())? {
             fs::remove_file(file?.path())?;
@@ -39,18 +39,19 @@ impl Sections {
         Ok(valgrind)
     }
 
-    /// From 0, which is before the first mark.
+    /// Returns the file of a section. Section 0 is before the first mark.
     fn file(&self, section: usize) -> PathBuf {
         self.directory.path().join(format!("section.{}", section + 1))
     }
 
-    /// The instructions of each section of the last run, of all its threads. What follows the last mark is left out.
+    /// Returns the instructions of each section of the last run, of all threads, without the part after the
+    /// last mark.
     pub(super) fn instructions(&self) -> Result<Vec<f64>, Error> {
         let files = (0..).map(|section| self.file(section)).take_while(|file| file.exists());
         files.map(|file| total(&fs::read_to_string(file)?)).collect()
     }
 
-    /// The instructions of one section by file and function.
+    /// Returns the instructions of one section by file and function.
     pub(super) fn by_place(&self, section: usize) -> Result<Places, Error> {
         let file = self.file(section);
         fs::write(&file, without_open_calls(&fs::read_to_string(&file)?))?;
@@ -58,8 +59,8 @@ impl Sections {
     }
 }
 
-/// Runs a worker of this program with so many turns of each size: the allocations that it prints, a line for each thing that it
-/// counts, and the instructions of its sections, unknown without valgrind.
+/// Runs a worker of this program with this number of turns for each size. Returns the allocations that it
+/// prints, one line per item, and the instructions of its sections; `None` without valgrind.
 pub(super) fn count(
     worker: &str,
     turns: u64,
@@ -79,8 +80,8 @@ pub(super) fn count(
     Ok((allocations, sections.map(|sections| sections.instructions()).transpose()?))
 }
 
-/// A section is written while `main` and others wait for what they called. Callgrind has such calls as `calls=0` and a line
-/// with all that they cost so far, which its tool takes for a cost of the caller's own.
+/// Removes open calls. A section is written while `main` and others wait for their callees. Callgrind records
+/// such calls as `calls=0` with their inclusive cost so far, which its tool attributes to the caller.
 fn without_open_calls(counts: &str) -> String {
     let mut lines = counts.lines();
     let mut kept = String::with_capacity(counts.len());

@@ -1,6 +1,7 @@
-//! Instructions and allocations of a pick, of every policy, alone and below the whole tree.
+//! Instructions and allocations of a pick, for every policy, alone and below the whole tree.
 //!
-//! One process makes all picks, so that valgrind starts once. What the loop around picks costs is counted too and taken off.
+//! One process makes all picks, so that valgrind starts once. The cost of the loop around the picks is
+//! measured and subtracted.
 
 use std::fmt;
 
@@ -11,10 +12,10 @@ use crate::common::allocator::Totals;
 use crate::picks::{Harness, POLICIES, Picks, Policy, Tree};
 use crate::table::Table;
 
-/// So many are counted of each kind.
+/// Number of counted picks of each kind.
 pub(super) const PICKS: u64 = 4_000;
 
-/// What is picked from.
+/// Source of the picks.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     policy: Policy,
@@ -32,10 +33,10 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What one pick of a kind costs.
+/// Cost of one pick of a kind.
 pub(super) struct Counted {
     pub(super) kind: Kind,
-    /// Unknown without valgrind.
+    /// `None` without valgrind.
     pub(super) instructions: Option<f64>,
     pub(super) allocations: f64,
 }
@@ -49,11 +50,11 @@ fn kinds(sizes: &[usize]) -> Vec<Kind> {
     [Tree::Alone, Tree::Whole].into_iter().flat_map(of_tree).collect()
 }
 
-/// The process: prints the allocations of each kind, and marks where its picks begin and end.
+/// Worker process: prints the allocations of each kind, and marks the start and the end of its picks.
 pub(super) fn work(picks: u64, sizes: &[usize]) -> Result<(), Error> {
     for (kind, is_first) in kinds(sizes).into_iter().zip([true].into_iter().chain(std::iter::repeat(false))) {
         let mut harness = Harness::new(kind.policy, kind.tree, kind.endpoints, picks)?;
-        // Tells the order how much is used, so that it is made ahead.
+        // Tells the schedule its usage, so that slots are computed ahead.
         all(picks, harness.picker())?;
         harness.a_second_later();
         if is_first {
@@ -78,13 +79,13 @@ fn count(picks: u64, pick: impl Fn(u64) -> bool) -> Result<(), Error> {
     if good { Ok(()) } else { Err("a pick found no connected endpoint".into()) }
 }
 
-/// Every kind's pick, counted by a process of its own.
+/// Counts the pick of every kind in a worker process.
 pub(super) fn counted(sizes: &[usize]) -> Result<Vec<Counted>, Error> {
     let (allocations, sections) = marks::count("picks", PICKS, sizes)?;
     figures(&kinds(sizes), &allocations, sections.as_deref())
 }
 
-/// The loop comes first. Every section of picks follows one of preparing them.
+/// Evaluates the sections: the loop first, then preparation and picks alternate.
 fn figures(kinds: &[Kind], allocations: &[f64], sections: Option<&[f64]>) -> Result<Vec<Counted>, Error> {
     let sections: Option<Vec<f64>> =
         sections.map(|sections| sections.iter().skip(1).step_by(2).copied().collect());
@@ -130,7 +131,7 @@ mod tests {
     fn the_loop_around_picks_is_taken_off() {
         let kinds = kinds(&[10]);
         let n = PICKS as f64;
-        // Start, loop, then preparing and picks in turn, and the end.
+        // Start, loop, then preparation and picks alternating, and the end.
         let mut sections = vec![9e9, 10.0 * n];
         for i in 0..kinds.len() {
             sections.extend([7e9, (110.0 + i as f64) * n]);

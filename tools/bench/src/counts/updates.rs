@@ -1,10 +1,10 @@
-//! Instructions and allocations of an update: one endpoint of ten is replaced, and there are more or fewer clusters beside
-//! theirs.
+//! Instructions and allocations of an update: one endpoint of ten is replaced, beside more or fewer other
+//! clusters.
 //!
-//! What is counted is what a client does from the control plane's message to the new picker: it reads the message and accepts
-//! it, finds out what changed for its channel, and runs the passes in which the new endpoint is connected. Sockets, threads and
-//! clocks have no part in it, so that the counts are the same each time. One process makes all updates, so that valgrind
-//! starts once.
+//! The counted work spans from the control plane's message to the new picker. The client parses the message,
+//! ACKs it, computes the change for its channel, and runs the passes that connect the new endpoint. Sockets,
+//! threads and clocks are not involved, so the counts are deterministic. One process makes all updates, so
+//! that valgrind starts once.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -29,21 +29,21 @@ use crate::config::{Shape, resources};
 use crate::table::Table;
 use crate::thresholds::{Threshold, ThresholdResult};
 
-/// So many are counted of each size.
+/// Number of counted updates of each size.
 const UPDATES: u32 = 50;
 
-/// The numbers of endpoints of the table.
+/// Numbers of endpoints in the table.
 const SIZES: [usize; 4] = [10, 100, 1_000, 10_000];
 
-/// What an update may cost beside one of the fewest endpoints and still count as the same.
+/// Maximum cost of an update, relative to that with the fewest endpoints.
 const FLAT: Threshold = Threshold::AtMost(1.1);
 
 const BOOTSTRAP: &str = r#"{"xds_servers": [{"server_uri": "control:1", "channel_creds": [{"type": "insecure"}]}], "node": {"id": "bench"}}"#;
 
-/// What one update costs among so many endpoints.
+/// Cost of one update with this number of endpoints.
 pub(super) struct Counted {
     pub(super) endpoints: usize,
-    /// Unknown without valgrind.
+    /// `None` without valgrind.
     pub(super) instructions: Option<f64>,
     pub(super) allocations: f64,
 }
@@ -72,10 +72,10 @@ pub(super) fn table() -> Result<(Table, Option<ThresholdResult>), Error> {
     Ok((table, threshold))
 }
 
-/// An update among each number of endpoints, counted by a process of its own.
+/// Counts an update for each number of endpoints in a worker process.
 pub(super) fn counted(sizes: &[usize]) -> Result<Vec<Counted>, Error> {
     let (allocations, sections) = marks::count("updates", UPDATES.into(), sizes)?;
-    // Every section of updates follows one of preparing them.
+    // Sections of preparation and updates alternate.
     let of_updates = sections.map(|all| all.into_iter().skip(1).step_by(2).collect::<Vec<_>>());
     let found = of_updates.as_ref().map_or(allocations.len(), Vec::len).min(allocations.len());
     if found != sizes.len() {
@@ -90,14 +90,15 @@ pub(super) fn counted(sizes: &[usize]) -> Result<Vec<Counted>, Error> {
     Ok(sizes.iter().zip(&allocations).enumerate().map(counted).collect())
 }
 
-/// The process: prints the allocations of the updates among each number of endpoints, and marks where they begin and end.
+/// Worker process: prints the allocations of the updates for each number of endpoints, and marks their start
+/// and end.
 pub(super) fn work(updates: u32, sizes: &[usize]) -> Result<(), Error> {
     for &size in sizes {
         let mut world = UpdateHarness::new()?;
         let mut endpoints: Vec<SocketAddr> = (0..size).map(|i| endpoint(1, i)).collect();
         world.take_all(&endpoints)?;
         endpoints.truncate(10);
-        // Some come before it is counted, until tables and lists have grown to their size.
+        // The first updates are not counted: tables and lists grow to their final size.
         let mut messages = Vec::new();
         for update in 0..updates + WARM_UP {
             let i = update as usize % endpoints.len();
@@ -124,7 +125,7 @@ fn endpoint(generation: u8, i: usize) -> SocketAddr {
     SocketAddr::from(([10, generation, high, low], 80))
 }
 
-/// A client of a control plane and one channel of it, with everything that happens to them.
+/// xDS client with one channel, and its environment.
 struct UpdateHarness {
     client: AdsClient,
     channel: SubscriberId,
@@ -157,7 +158,7 @@ impl UpdateHarness {
         Ok(world)
     }
 
-    /// Takes in all resources for these endpoints.
+    /// Applies all resources for these endpoints.
     fn take_all(&mut self, endpoints: &[SocketAddr]) -> Result<(), Error> {
         for kind in ResourceType::ALL {
             let message = self.message(kind, endpoints)?;
@@ -169,14 +170,14 @@ impl UpdateHarness {
         if connected == endpoints.len() { Ok(()) } else { Err(format!("{connected} were connected").into()) }
     }
 
-    /// Takes in an update, which must change something.
+    /// Applies an update, which must change the config.
     fn take(&mut self, message: &[u8]) -> Result<(), Error> {
         let step = self.receive(message)?.ok_or("an update changed nothing")?;
         self.apply(step);
         Ok(())
     }
 
-    /// The resources of one type for these endpoints, as a control plane sends them.
+    /// Encodes the resources of one type for these endpoints as a response.
     fn message(&mut self, kind: ResourceType, endpoints: &[SocketAddr]) -> Result<Vec<u8>, Error> {
         self.sent += 1;
         let all = resources(Shape::ClustersOfTen { routed: endpoints.len() }, endpoints);
@@ -206,7 +207,7 @@ impl UpdateHarness {
         Ok(self.settle())
     }
 
-    /// Carries out what the client asks for, until there is nothing more.
+    /// Performs the client's effects until there are none left.
     fn settle(&mut self) -> Option<XdsResolverUpdate> {
         let mut last = None;
         loop {
@@ -253,7 +254,7 @@ impl UpdateHarness {
         }
     }
 
-    /// Runs passes until all that is dialled is connected.
+    /// Runs passes until all dialled endpoints are connected.
     fn apply(&mut self, step: XdsResolverUpdate) {
         let now = Instant::ORIGIN;
         self.core.update(step.update);

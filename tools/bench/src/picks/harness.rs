@@ -1,8 +1,9 @@
-//! A core with all its endpoints connected: what picks are made from and passes are run on.
+//! Core with all endpoints connected, for picks and passes.
 //!
-//! The whole tree is the one that a cluster from xDS gets: manager, priority, outlier detection, drops and circuit breaker,
-//! locality choice, and a policy over the endpoints. Endpoints lie in two localities and have three weights. Calls end
-//! with load reports that differ, so that weighted_round_robin goes by them, and its order is made anew each second.
+//! The whole tree is that of an xDS cluster: cluster manager, priority, outlier detection, drops and circuit
+//! breaker, locality picking, and an endpoint policy. Endpoints are in two localities and have three weights.
+//! Calls end with different load reports, so that weighted_round_robin uses them, and its schedule is rebuilt
+//! each second.
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::Error;
 
-/// A policy over endpoints, as figures name it and as a config has it.
+/// Endpoint policy: its name in figures, and its config.
 #[derive(Clone, Copy)]
 pub(crate) struct Policy {
     pub(crate) name: &'static str,
@@ -43,14 +44,14 @@ impl Policy {
     }
 }
 
-/// Where the policy stands.
+/// Position of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tree {
     Alone,
     Whole,
 }
 
-/// A core with every endpoint connected that picks ask for, and what is needed to disturb it.
+/// Core with all endpoints connected that picks need.
 pub(crate) struct Harness {
     core: Core,
     picker: RootPicker,
@@ -60,12 +61,12 @@ pub(crate) struct Harness {
     now: Instant,
     n: usize,
     reports: Vec<LoadReport>,
-    /// What passes asked for that nobody has done.
+    /// Effects of passes that have not been performed.
     asked: Vec<LbEffect>,
 }
 
 impl Harness {
-    /// Ready for so many picks.
+    /// Creates a harness for this number of picks.
     pub(crate) fn new(policy: Policy, tree: Tree, n: usize, picks: u64) -> Result<Harness, Error> {
         let policy = json!([serde_json::from_str::<Value>(policy.config)?]);
         let config = match tree {
@@ -86,7 +87,7 @@ impl Harness {
         Ok(harness)
     }
 
-    /// Ring hash connects only what calls ask for: asks for everything that so many picks will.
+    /// Connects all endpoints that this number of picks will need, since ring_hash connects on demand.
     fn connect_lazy(&mut self, picks: u64) {
         loop {
             let asked = (0..picks).filter_map(|i| match self.picker.pick(&call(i)) {
@@ -105,9 +106,9 @@ impl Harness {
         }
     }
 
-    /// Every endpoint has reported load and weights have been looked up.
+    /// Reports load from every endpoint, and lets the policy compute weights.
     fn report_all(&mut self) {
-        // Two turns of all by the weights of the control plane, whose mean is 7 / 3.
+        // Two cycles over all endpoints by EDS weights, whose mean is 7 / 3.
         let picker = self.picker();
         for i in 0..5 * self.n as u64 {
             picker.pick(i);
@@ -119,13 +120,13 @@ impl Harness {
         Picks { picker: &self.picker, now: self.now, reports: &self.reports }
     }
 
-    /// Time passes in which nothing happens but what policies do by themselves.
+    /// Advances virtual time by a second, and runs a pass.
     pub(crate) fn a_second_later(&mut self) {
         self.now += Duration::from_secs(1);
         self.reconcile();
     }
 
-    /// A pass, as a driver runs it; connections are left to [`Harness::connect`].
+    /// Runs a pass. Connections are left to [`Harness::connect`].
     pub(super) fn reconcile(&mut self) {
         let pass = self.core.reconcile(self.now);
         if let Some(picker) = pass.picker {
@@ -134,7 +135,7 @@ impl Harness {
         self.asked.extend(pass.effects);
     }
 
-    /// Connects whoever has to be.
+    /// Performs all pending connection attempts.
     pub(super) fn connect(&mut self) {
         while !self.asked.is_empty() {
             for effect in std::mem::take(&mut self.asked) {
@@ -153,12 +154,12 @@ impl Harness {
         }
     }
 
-    /// Somebody in the middle, as long as the first endpoints are in force.
+    /// Returns a subchannel in the middle, while the first endpoints are in use.
     fn one(&self) -> Option<SubchannelId> {
         self.ids.get(self.n / 2).copied()
     }
 
-    /// An update with the endpoints of this generation, all of them, or one.
+    /// Returns an update with the endpoints of this generation, all of them or one.
     pub(super) fn next(&self, all: usize, one: Option<usize>) -> LbUpdate {
         LbUpdate::new(self.config.clone(), endpoints(self.tree, self.n, all, one))
     }
@@ -177,19 +178,19 @@ pub(crate) struct Picks<'a> {
 }
 
 impl Picks<'_> {
-    /// All that [`Picks::pick`] does but to pick and to tell how the call ended.
+    /// Performs the work of [`Picks::pick`] except the pick and the end of the call.
     pub(crate) fn around(&self, i: u64) -> bool {
         let load = self.reports.get(i as usize % REPORTS);
         black_box((call(i), CallOutcome::Finished { code: Code::Ok, at: self.now, load }));
         true
     }
 
-    /// A pick whose call goes on.
+    /// Picks without ending the call.
     pub(super) fn begin(&self, i: u64) -> PickResult {
         self.picker.pick(&call(i))
     }
 
-    /// The end of such a call. Answers whether it went as it should.
+    /// Ends such a call. Returns true if the pick was complete.
     pub(super) fn end(&self, pick: PickResult) -> bool {
         match pick {
             PickResult::Complete(_, trackers) => {
@@ -205,7 +206,7 @@ impl Picks<'_> {
         }
     }
 
-    /// A pick and the end of its call. Answers whether it went as it should; one in a million is shed.
+    /// Picks and ends the call. Returns true if the result is as expected; one call in a million is dropped.
     pub(crate) fn pick(&self, i: u64) -> bool {
         match self.picker.pick(&call(i)) {
             PickResult::Complete(id, trackers) => {
@@ -222,7 +223,7 @@ impl Picks<'_> {
 
 const REPORTS: usize = 128;
 
-/// Weights from 1 to 100.
+/// Load reports that yield weights from 1 to 100.
 fn reports() -> Vec<LoadReport> {
     let weight = |i: usize| 1.0 + (i * 37 % 100) as f64;
     let report =
@@ -230,7 +231,7 @@ fn reports() -> Vec<LoadReport> {
     (0..REPORTS).map(weight).map(report).collect()
 }
 
-/// The config that a cluster with one priority gets from xDS.
+/// Returns the config that a cluster with one priority gets from xDS.
 fn whole_tree(policy: &Value) -> Value {
     let locality = json!([{"xds_wrr_locality_experimental": {"childPolicy": policy}}]);
     let cluster = json!([{"xds_cluster_impl_experimental": {
@@ -245,13 +246,13 @@ fn whole_tree(policy: &Value) -> Value {
     json!([{"xds_cluster_manager_experimental": {"children": {"cluster:orders": {"childPolicy": priority}}}}])
 }
 
-/// Its numbers lie all over the ring.
+/// Returns a call. Its hashes are spread over the ring.
 fn call<'a>(i: u64) -> PickArgs<'a> {
     let entropy = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     PickArgs::new("/shop.Orders/Get", entropy).with_cluster("cluster:orders").with_hash(entropy)
 }
 
-/// Two localities, three weights. One endpoint may be of another generation than all.
+/// Returns endpoints with two localities and three weights. One endpoint may have another generation.
 fn endpoints(tree: Tree, n: usize, all: usize, one: Option<usize>) -> Endpoints {
     let zones = ["a", "b"].map(|zone| Arc::new(Locality { zone: zone.to_owned(), ..Locality::default() }));
     let endpoint = |i: usize| {
@@ -277,7 +278,7 @@ mod tests {
         assert!(error.contains("\"fastest\"") && error.contains("ring_hash"), "{error}");
     }
 
-    /// Weights come from reports, or the order would be that of edf.
+    /// Weights come from reports; otherwise the schedule would equal that of edf.
     #[test]
     fn weighted_round_robin_goes_by_load() {
         let policy = Policy::named("weighted_round_robin").expect("known");

@@ -1,4 +1,5 @@
-//! What a pass of the whole tree costs: when nothing happened, when one endpoint did something, when all are others.
+//! Cost of a pass of the whole tree: without changes, with one changed endpoint, and with all endpoints
+//! replaced.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use crate::Error;
 use crate::spread::Spread;
 use crate::table::Table;
 
-/// Idle passes are so short that the clock would be measured too.
+/// Number of idle passes per measurement. A single one is too short for the clock.
 const IDLE: u32 = 1_000;
 
 pub(super) fn table(args: &Args) -> Result<Table, Error> {
@@ -70,7 +71,7 @@ fn timed<R>(work: impl FnOnce() -> R) -> Duration {
     start.elapsed()
 }
 
-/// In us.
+/// Returns the median in us.
 fn median(rounds: u32, mut measure: impl FnMut() -> Duration) -> Result<f64, Error> {
     let figures = (0..rounds).map(|_| measure().as_secs_f64() * 1e6).collect();
     Ok(Spread::of(figures).ok_or("no rounds")?.median)

@@ -1,8 +1,8 @@
-//! The order by itself: what a pick from it costs, and what making it anew does, beside a heap of as many keys built in the
-//! same round.
+//! The schedule alone: cost of a pick and of a rebuild, relative to a heap of as many keys built in the same
+//! round.
 //!
-//! A rebuild is its two parts together: taking over from the order in use, and what the first pick does before its first slot
-//! (it makes a block of slots; what the next block takes is not counted as rebuild). Rounds of all kinds alternate.
+//! A rebuild has two parts: the takeover from the current schedule, and the work of the first pick before its
+//! first slot, which computes a block of slots. Later blocks do not count. Rounds of all kinds alternate.
 
 use std::collections::BinaryHeap;
 use std::hint::black_box;
@@ -16,13 +16,13 @@ use crate::Error;
 use crate::spread::Spread;
 use crate::table::Table;
 
-/// Slots at once; the scheduler's own number.
+/// Slots per block; the scheduler's own number.
 const BLOCK: u32 = 512;
 
-/// A way to give weights to so many endpoints.
+/// Function that returns weights for a number of endpoints.
 type Weights = fn(u32) -> Vec<u32>;
 
-/// Varied small weights, and the hardest case: one endpoint owns half.
+/// Varied small weights, and the worst case: one endpoint has half of the total.
 const SETS: [(&str, Weights); 2] = [("mix", mix), ("half", half)];
 const RULES: [(&str, ScheduleRule); 2] =
     [("edf", ScheduleRule::Literal), ("weighted_round_robin", ScheduleRule::Eligible)];
@@ -66,7 +66,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
     Ok(table)
 }
 
-/// What a pick from the order costs, in additions.
+/// Returns the cost of a pick from the schedule, in additions.
 fn pick(weights: &[u32], rule: ScheduleRule, threads: u64, args: &Args) -> Result<f64, Error> {
     let identity: Vec<_> = (0..weights.len() as u32).map(Some).collect();
     let mut schedule = Schedule::new(weights, rule).ok_or("no order of these weights")?;
@@ -79,7 +79,8 @@ fn pick(weights: &[u32], rule: ScheduleRule, threads: u64, args: &Args) -> Resul
             true
         })?;
         let additions = add(threads, args.picks, &counter)?;
-        // The first round tells the order how much is used; later ones look after it, as a policy does on its timer.
+        // The first round tells the schedule its usage. Later rounds maintain it, as a policy does on its
+        // timer.
         if round > 0 {
             ratios.push(picks.as_secs_f64() / additions.as_secs_f64());
         }
@@ -91,7 +92,7 @@ fn pick(weights: &[u32], rule: ScheduleRule, threads: u64, args: &Args) -> Resul
 }
 
 struct Figures {
-    /// All changed, one gone, nothing changed, from nothing.
+    /// Times in us: all changed, one removed, nothing changed, from scratch.
     us: [f64; 4],
     to_heap: Spread,
     slot: f64,
@@ -114,7 +115,7 @@ fn rebuild(base: &[u32], rule: ScheduleRule, rounds: u32) -> Result<Figures, Err
         let heap_took = start.elapsed();
         drop(heap);
         let now = schedule.weights().to_vec();
-        // Each by up to a tenth.
+        // Each changes by up to 10 %.
         let next: Vec<_> = base.iter().map(|&w| w * (900 + random.below(201) as u32)).collect();
         let gone = random.below(n as u64) as usize;
         let without = |i: &usize| *i != gone || n == 1;
@@ -138,7 +139,7 @@ fn rebuild(base: &[u32], rule: ScheduleRule, rounds: u32) -> Result<Figures, Err
     Ok(Figures { us: us.map(median), to_heap, slot: median(slots) })
 }
 
-/// What making the order anew costs when one endpoint of so many that weigh the same is replaced, in us: the median.
+/// Returns the cost of a rebuild when one of `n` endpoints of equal weight is replaced: the median in us.
 pub(crate) fn one_replaced(n: usize, rounds: u32) -> Result<f64, Error> {
     let weights = vec![1; n];
     let mut from: Vec<_> = (0..n as u32).map(Some).collect();
@@ -157,7 +158,7 @@ pub(crate) fn one_replaced(n: usize, rounds: u32) -> Result<f64, Error> {
 
 struct Rebuild {
     took: Duration,
-    /// A block after the first.
+    /// Time of a block after the first.
     block: Duration,
 }
 
@@ -172,7 +173,7 @@ impl Rebuild {
     }
 }
 
-/// A pick that produces a block, and the picks that use it up, which are not counted.
+/// Times a pick that computes a block. The picks that use it up are not timed.
 fn block(schedule: &Schedule) -> Duration {
     let start = Instant::now();
     black_box(schedule.pick());
@@ -192,11 +193,11 @@ fn half(n: u32) -> Vec<u32> {
     (0..n).map(|i| if i == 0 { n.saturating_sub(1).max(1) } else { 1 }).collect()
 }
 
-/// A small generator with a fixed seed: the same weights on every run.
+/// Generator with a fixed seed: the same weights in every run.
 struct Lcg(u64);
 
 impl Lcg {
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which must not be 0.
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound

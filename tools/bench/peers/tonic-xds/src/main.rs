@@ -1,5 +1,5 @@
-//! tonic-xds as a client process of the comparison of calls. Arguments, calls and figures are those of evenkeel's own clients,
-//! whose sources it includes; only the channel is its own.
+//! tonic-xds as a client process of the call comparison. Arguments, calls and figures are those of evenkeel's
+//! own clients, whose sources it includes. Only the channel differs.
 
 #[path = "../../../src/client/mod.rs"]
 mod client;
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The bootstrap is in the environment.
+/// Runs the client. The bootstrap is in the environment.
 fn run(args: &ClientArgs) -> Result<(), Error> {
     args.runtime()?.block_on(async {
         let config = XdsChannelConfig::new(XdsUri::parse(&args.target)?);

@@ -1,7 +1,7 @@
-//! One connection of a backend: frames in, answers out.
+//! One HTTP/2 connection of a backend.
 //!
-//! All frames that have come are handled before anything is written, so that answers to calls that came together leave
-//! together. Requests are shorter than a stream's window; answers respect the client's windows.
+//! All received frames are processed before anything is written, so that responses to concurrent calls are
+//! sent together. Requests are shorter than a stream's window. Responses respect the client's windows.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,18 +34,18 @@ const HEADER_TABLE_SIZE: u16 = 1;
 const INITIAL_WINDOW_SIZE: u16 = 4;
 const MAX_FRAME_SIZE: u16 = 5;
 
-/// A request is shorter than that; nobody is told that a stream's window opens again.
+/// Initial stream window. Requests are shorter, so no WINDOW_UPDATE is sent for streams.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// As much as 256 calls with 64 KiB each have under way, so that no client waits for it to open.
+/// Connection window. It covers 256 concurrent calls of 64 KiB, so that no client is blocked by it.
 const CONNECTION_WINDOW: u32 = 64 << 20;
-/// What a window is before anybody says otherwise.
+/// Default initial window (RFC 9113, section 6.9.2).
 const DEFAULT_WINDOW: u32 = 65_535;
-/// The longest answer that is given.
+/// Maximum size of a response.
 const LONGEST: usize = 16 << 20;
-/// What a client takes in one frame unless it says otherwise.
+/// Default maximum frame size.
 const DEFAULT_FRAME: usize = 16_384;
 
-/// Serves until the client leaves or breaks the protocol.
+/// Serves until the client disconnects or violates the protocol.
 pub(crate) async fn serve(mut socket: TcpStream, calls: &AtomicU64) -> Result<(), Error> {
     socket.set_nodelay(true)?;
     let mut connection = Connection::new(calls);
@@ -82,7 +82,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// `None` while it is not whole.
+    /// Removes the first frame from the input; `None` while it is incomplete.
     fn take(input: &mut BytesMut) -> Option<Frame> {
         let head: [u8; 9] = input.get(..9)?.try_into().ok()?;
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
@@ -99,7 +99,7 @@ impl Frame {
         self.flags & flag != 0
     }
 
-    /// A number of four bytes.
+    /// Returns the 32-bit number at the start of the payload.
     fn number(&self) -> Result<u32, Error> {
         Ok(self
             .payload
@@ -112,28 +112,28 @@ impl Frame {
 struct Connection<'a> {
     calls: &'a AtomicU64,
     headers: Headers,
-    /// Calls that are not answered in full.
+    /// Calls without a complete response.
     streams: HashMap<u32, Stream>,
-    /// Those with an answer, in their order.
+    /// Streams with a pending response, in order.
     waiting: VecDeque<u32>,
-    /// What the client takes for the connection, for a new stream, and in a frame.
+    /// Client's settings: connection window, initial stream window and maximum frame size.
     window: i64,
     stream_window: i64,
     frame: usize,
-    /// What was received since the client was told that the connection's window opens again.
+    /// Bytes received since the last WINDOW_UPDATE of the connection.
     received: u32,
     out: BytesMut,
 }
 
 struct Stream {
-    /// What the client takes; below zero after it lowered it.
+    /// Client's window for the stream; negative after it was lowered.
     window: i64,
     request: BytesMut,
-    /// Once the request is whole.
+    /// Set once the request is complete.
     answer: Option<PendingResponse>,
 }
 
-/// What is sent, and how much of it was.
+/// Response and the number of bytes sent.
 struct PendingResponse {
     bytes: Bytes,
     sent: usize,
@@ -194,14 +194,14 @@ impl<'a> Connection<'a> {
                     stream.window += more;
                 }
             }
-            // Headers are not read, so how they go on is not either. The rest asks for nothing.
+            // Header blocks are not decoded, so CONTINUATION is ignored too. Other frames need no response.
             _ => {}
         }
         Ok(())
     }
 
     fn handle_data(&mut self, frame: &Frame) -> Result<(), Error> {
-        // A frame is at most 16 KiB, since we said nothing else.
+        // A frame is at most 16 KiB, the default maximum.
         self.received += frame.payload.len() as u32;
         if self.received > CONNECTION_WINDOW / 2 {
             self.put_head(4, WINDOW_UPDATE, 0, 0);
@@ -244,7 +244,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// A request is whole: its answer begins.
+    /// Starts the response to a complete request.
     fn handle_request(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         self.calls.fetch_add(1, Ordering::Relaxed);
@@ -256,17 +256,17 @@ impl<'a> Connection<'a> {
         self.fill_length(at);
     }
 
-    /// The length of the frame that begins there is only known now.
+    /// Writes the length of the frame that starts at this offset.
     fn fill_length(&mut self, at: usize) {
         let [_, length @ ..] = ((self.out.len() - at - 9) as u32).to_be_bytes();
         self.out[at..at + 3].copy_from_slice(&length);
     }
 
-    /// Sends what windows allow of every answer.
+    /// Sends as much of every response as the windows allow.
     fn answer_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let Some(id) = self.waiting.pop_front() else { return };
-            // A call that was reset is gone.
+            // The call may have been reset.
             let Some(mut stream) = self.streams.remove(&id) else { continue };
             if self.send(id, &mut stream) {
                 continue;
@@ -276,7 +276,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Whether the answer is sent in full, trailers included.
+    /// Returns true if the response has been sent completely, including trailers.
     fn send(&mut self, id: u32, stream: &mut Stream) -> bool {
         let Some(answer) = &mut stream.answer else { return false };
         while answer.sent < answer.bytes.len() {
@@ -302,8 +302,9 @@ impl<'a> Connection<'a> {
 }
 
 impl PendingResponse {
-    /// An answer is a request without its second field, which a unary call does not have: its bytes go back as they are. Messages
-    /// of a stream leave together, as servers send what is ready; h2 takes many small frames for an attack.
+    /// Creates the response. For a unary call it is the request unchanged: a response lacks the second field,
+    /// and so does a unary request. Messages of a stream are sent together, as servers do; h2 treats many
+    /// small frames as an attack.
     fn to(request: Bytes) -> PendingResponse {
         let message = request.get(5..).map(|_| request.slice(5..));
         let bytes = match message.map(EchoRequest::decode) {
@@ -331,7 +332,7 @@ mod tests {
     use super::*;
     use crate::client::echo::Ask;
 
-    /// Calls at a time over one connection, each with its answer's bytes and trailers.
+    /// Makes concurrent calls over one connection, and returns the bytes and trailers of each response.
     async fn calls(
         client: &h2::client::Builder,
         messages: Vec<Bytes>,
@@ -414,7 +415,7 @@ mod tests {
         check(&client, ask(16, 0)).await;
     }
 
-    /// What is no message fails that call and no other.
+    /// A malformed message fails its call only.
     #[tokio::test]
     async fn what_cannot_be_read_is_refused() {
         let good = frame(&ask(16, 0).request());

@@ -1,42 +1,42 @@
-//! The headers and trailers of an answer, as HPACK: in full the first time, then as places in the connection's table.
+//! Headers and trailers of a response in HPACK: literals the first time, then indices of the dynamic table.
 //!
-//! So they cost a client what those of a common server cost. They are those of tonic, with a load report.
+//! They cost a client as much as those of a common server. The fields are tonic's, with a load report.
 
 use bytes::{BufMut as _, BytesMut};
 use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
 use prost::Message as _;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-/// `:status: 200`, in the static table.
+/// Index of `:status: 200` in the static table.
 const OK: u8 = 0x88;
-/// A literal that the table takes in, with its name; with a name of the static table it is added.
+/// Literal with incremental indexing; the index of a static name is added.
 const LITERAL: u8 = 0x40;
 const CONTENT_TYPE: u8 = 31;
 const DATE: u8 = 33;
-/// A literal that the table does not take in, with its name.
+/// Literal without indexing.
 const LITERAL_APART: u8 = 0x00;
-/// A place in the table. The first behind the static table is the last that was taken in.
+/// Indexed field. The first dynamic index is the latest entry.
 const PLACE: u8 = 0x80;
 const FIRST: u8 = 62;
-/// The size of the table becomes 0.
+/// Dynamic table size update to 0.
 const NO_TABLE: u8 = 0x20;
-/// The size that a table has until a client wants another.
+/// Default size of the dynamic table.
 const DEFAULT_TABLE: u32 = 4_096;
 
-/// What the client's table holds.
+/// Encoder state: contents of the client's dynamic table.
 pub(crate) struct Headers {
     table: Table,
-    /// The value of the trailer.
+    /// Value of the load report trailer.
     report: Vec<u8>,
 }
 
 enum Table {
     Empty,
-    /// Content type and date.
+    /// Content type and date are indexed.
     Headers,
-    /// The same, then status and load report.
+    /// Status and load report are indexed too.
     All,
-    /// The client wants a smaller one than we rely on; the first block says that it is not used.
+    /// The client's table is smaller than needed. The first block sets its size to 0.
     Refused {
         is_said: bool,
     },
@@ -54,7 +54,7 @@ impl Headers {
         Headers { table: Table::Empty, report }
     }
 
-    /// The client's setting. Who wants a smaller table than the usual gets none.
+    /// Applies the client's SETTINGS_HEADER_TABLE_SIZE. A table below the default is not used at all.
     pub(crate) fn table_size(&mut self, size: u32) {
         if size < DEFAULT_TABLE {
             self.table = Table::Refused { is_said: false };
@@ -83,7 +83,7 @@ impl Headers {
         }
     }
 
-    /// The status of a call that went well, or of one that could not be read.
+    /// Writes the trailers of a successful call, or of one with a malformed request.
     pub(crate) fn put_trailers(&mut self, out: &mut BytesMut, is_ok: bool) {
         if !is_ok {
             // INVALID_ARGUMENT; too rare for the table.
@@ -92,7 +92,7 @@ impl Headers {
             return;
         }
         match self.table {
-            // Headers were sent before.
+            // The headers have been sent before.
             Table::Empty | Table::Headers => {
                 for (name, value) in [("grpc-status", &b"0"[..]), (evenkeel_orca::TRAILER, &self.report)] {
                     out.put_u8(LITERAL);
@@ -124,7 +124,7 @@ fn put_apart(out: &mut BytesMut, name: &[u8], value: &[u8]) {
     put_string(out, value);
 }
 
-/// Every string here is shorter than 127 bytes, so that its length is one.
+/// Writes a string. All strings here are shorter than 127 bytes, so that the length takes one byte.
 fn put_string(out: &mut BytesMut, string: &[u8]) {
     out.put_u8(string.len() as u8);
     out.put_slice(string);

@@ -1,10 +1,12 @@
-//! The process of backends: every one answers on a port of its own and counts its calls.
+//! Backend process: each backend serves on its own port and counts its calls.
 //!
-//! It says on stdout where they are. For every line on stdin it prints how many calls each has had; it ends with stdin.
-//! Every answer carries the same load report, so that weighted_round_robin has a weight from each call.
+//! It prints the addresses on stdout. For every line on stdin it prints the number of calls of each backend.
+//! It ends when stdin closes. Every response carries the same load report, so that weighted_round_robin gets
+//! a weight from each call.
 //!
-//! Backends must cost less than the fastest client, or it is they who are measured. So they speak just as much HTTP/2 as
-//! clients of the comparison need: a call is what its message says, and its headers are not read.
+//! Backends must cost less than the fastest client, or they would be the bottleneck. They therefore implement
+//! only the part of HTTP/2 that the clients need: the message defines the call, and request headers are not
+//! decoded.
 
 mod connection;
 mod headers;
@@ -21,7 +23,7 @@ use tokio::net::TcpListener;
 use crate::Error;
 use crate::calls::backends::connection::serve;
 
-/// Leaves the client a processor of its own where there are two.
+/// Runs the backends. It leaves one processor to the client if there are two.
 pub(crate) fn run(backends: usize) -> Result<(), Error> {
     let workers = available_parallelism().map_or(1, NonZeroUsize::get).saturating_sub(1).max(1);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;
@@ -41,7 +43,7 @@ pub(crate) fn run(backends: usize) -> Result<(), Error> {
             counts.iter().map(|calls| calls.load(Ordering::Relaxed).to_string()).collect();
         println!("{}", counts.join(" "));
     }
-    // What clients still wait for is of no interest.
+    // Pending calls of clients do not matter.
     runtime.shutdown_background();
     Ok(())
 }
@@ -50,7 +52,7 @@ async fn accept(listener: TcpListener, calls: Arc<AtomicU64>) {
     while let Ok((socket, _)) = listener.accept().await {
         let calls = calls.clone();
         tokio::spawn(async move {
-            // A client that leaves is no fault; one that fails says so itself.
+            // A client that disconnects is not an error. A failing one reports the error itself.
             let _ = serve(socket, &calls).await;
         });
     }
