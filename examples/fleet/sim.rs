@@ -241,7 +241,7 @@ impl Client {
         }
     }
 
-    /// Measures an act.
+    /// Runs and measures an act.
     fn act(&mut self, name: &'static str) -> Act {
         self.tally = Tally::default();
         self.run(MEASURED);

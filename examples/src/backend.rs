@@ -31,7 +31,7 @@ pub struct Backend {
 /// TLS settings of a server, as PEM texts.
 #[derive(Clone, Debug)]
 pub struct Tls {
-    /// Server certificate.
+    /// Certificate chain of the server.
     pub certificate: String,
     /// Private key of the certificate.
     pub key: String,
@@ -113,7 +113,7 @@ impl Backend {
         self.shop.behaviour.fails.store(fails, Ordering::Relaxed);
     }
 
-    /// Delays every response.
+    /// Delays every response by this time.
     pub fn set_slow(&self, takes: Duration) {
         self.shop.behaviour.takes_ms.store(takes.as_millis() as u64, Ordering::Relaxed);
     }

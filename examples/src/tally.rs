@@ -32,7 +32,7 @@ impl Tally {
         tally
     }
 
-    /// Counts one call.
+    /// Counts the result of one call.
     pub fn add(&mut self, answer: Result<tonic::Response<String>, Status>) {
         match answer {
             Ok(server) => *self.answered.entry(server.into_inner()).or_default() += 1,

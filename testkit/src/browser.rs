@@ -34,7 +34,7 @@ pub const NEEDED: &str = "EVENKEEL_NEEDS_BROWSER";
 /// A browser is a dozen processes: two at once would starve each other.
 static TURN: Semaphore = Semaphore::const_new(1);
 
-/// Running browser.
+/// Running Chromium process with its profile.
 #[derive(Debug)]
 pub struct Browser {
     link: Arc<BrowserPipe>,
@@ -126,7 +126,7 @@ impl Browser {
         }
     }
 
-    /// Returns Chromium's stderr.
+    /// Returns the stderr of Chromium.
     fn log(&self) -> String {
         fs::read_to_string(self.profile.path().join(LOG)).unwrap_or_default()
     }

@@ -125,13 +125,13 @@ impl CoreSim {
         self
     }
 
-    /// Replaces the endpoints.
+    /// Sends an update with other endpoints.
     pub fn endpoints(&mut self, endpoints: Endpoints) {
         self.endpoints = endpoints;
         self.send_update();
     }
 
-    /// Replaces the config.
+    /// Sends an update with another config.
     ///
     /// # Panics
     /// Panics if the config does not parse.
@@ -140,7 +140,7 @@ impl CoreSim {
         self.send_update();
     }
 
-    /// Replaces the config and the endpoints in one update.
+    /// Sends an update with another config and other endpoints.
     ///
     /// # Panics
     /// Panics if the config does not parse.
@@ -150,13 +150,13 @@ impl CoreSim {
         self.send_update();
     }
 
-    /// Replaces the resolution note.
+    /// Sends an update with another resolution note.
     pub fn note(&mut self, note: &str) {
         self.note = Some(note.to_owned());
         self.send_update();
     }
 
-    /// Replaces the clusters.
+    /// Sends an update with other clusters.
     pub fn clusters(&mut self, clusters: &ClusterMap) {
         self.clusters = Some(Arc::new(clusters.clone()));
         self.send_update();
@@ -219,7 +219,7 @@ impl CoreSim {
         self.handle(LbEvent::ConnectFailed(id, Status::unavailable(format!("{address} refused"))));
     }
 
-    /// Disconnects this address.
+    /// Closes the connection to this address.
     ///
     /// # Panics
     /// Panics if there is no subchannel for it.

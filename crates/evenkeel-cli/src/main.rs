@@ -1,4 +1,4 @@
-//! The `evenkeel` command.
+//! The `evenkeel` command and its subcommands.
 //!
 //! Each subcommand is a module with its arguments and a `run` function. Terminal output and exit codes are in
 //! [`ui`]. Logic that is useful beyond the command belongs in the libraries.

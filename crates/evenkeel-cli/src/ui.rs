@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Exit code of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CliExit {
-    /// No findings.
+    /// The command completed without findings.
     Success = 0,
     /// The command completed and found something to fix.
     Findings = 1,

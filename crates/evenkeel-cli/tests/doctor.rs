@@ -209,7 +209,7 @@ async fn mesh() -> (ControlPlane, Backend) {
     (control, backend)
 }
 
-/// All steps pass.
+/// All steps pass, and the whole report is checked.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_fine() {
     let (control, _backend) = mesh().await;

@@ -198,7 +198,7 @@ fn a_hash_leads_to_one_endpoint() {
         (hash, answer["clusters"][0]["this_call"].clone(), answer)
     };
     let (hash, endpoint, answer) = go("ann");
-    // XXH64 of "ann".
+    // The request hash is XXH64 of "ann".
     assert_eq!(hash, "0b41beba40346ebe");
     assert_eq!(go("ann").1, endpoint);
     let all: std::collections::BTreeSet<_> =

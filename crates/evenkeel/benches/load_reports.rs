@@ -128,7 +128,7 @@ const FULL: Scale = Scale { warm_up: 1_000, counted: [2_000, 6_000], times: 6, t
 const QUICK: Scale = Scale { warm_up: 300, counted: [300, 900], times: 2, turns: 10, calls: 1_000 };
 
 fn main() -> ExitCode {
-    // Cargo adds `--bench`.
+    // Cargo adds the argument `--bench`.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
@@ -184,7 +184,7 @@ fn profile(name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Process under test.
+/// Kind of process under test.
 #[derive(Clone, Copy)]
 enum BenchClient<'a> {
     Server(&'a str),
@@ -278,7 +278,7 @@ impl Running {
     }
 }
 
-/// Durations in seconds.
+/// Elapsed time and processor time, in seconds.
 #[derive(Clone, Copy)]
 struct Timed {
     elapsed: f64,

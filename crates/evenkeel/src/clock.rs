@@ -1,7 +1,7 @@
 //! Process-wide clock that supplies `now` to the core, the xDS client and load reporting.
 //!
-//! Those components take time as an argument and never read a clock. The clock follows tokio's, so paused time in tests
-//! applies to it.
+//! These components take time as an argument and never read a clock. The clock follows tokio's, so paused
+//! time in tests applies to it.
 
 use std::sync::OnceLock;
 

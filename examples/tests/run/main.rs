@@ -117,7 +117,7 @@ async fn call_without_xds() {
 #[tokio::test]
 async fn canary() {
     let printed = run(env!("CARGO_BIN_EXE_canary")).await;
-    // Six standard deviations.
+    // The tolerances are six standard deviations.
     near(printed.tally("v2 for 10 %:").percent("v2"), 10.0, 5.7);
     near(printed.tally("v2 for 50 %:").percent("v2"), 50.0, 9.5);
     // Routes apply shortly after the ACK, so a few calls may still use the old ones.

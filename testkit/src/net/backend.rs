@@ -210,7 +210,7 @@ impl Builder {
         self
     }
 
-    /// Sets SETTINGS_MAX_CONCURRENT_STREAMS.
+    /// Sets the value of SETTINGS_MAX_CONCURRENT_STREAMS.
     #[must_use]
     pub fn max_concurrent_streams(mut self, limit: u32) -> Builder {
         self.max_concurrent_streams = Some(limit);
@@ -225,7 +225,7 @@ impl Builder {
         self
     }
 
-    /// Serves with TLS.
+    /// Serves with TLS instead of plaintext.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Builder {
         self.tls = Some(tls);

@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
-/// Certificate authority.
+/// Certificate authority with its key.
 pub struct Ca(CertifiedIssuer<'static, KeyPair>);
 
 impl Ca {
@@ -62,7 +62,7 @@ impl Ca {
 /// Certificate and its private key.
 #[derive(Clone)]
 pub struct Cert {
-    /// Certificate in PEM.
+    /// Certificate as PEM text.
     pub pem: String,
     /// Private key in PKCS #8.
     pub key_pem: String,

@@ -86,11 +86,11 @@ const WINDOW: u32 = 65_535;
 pub struct Frame {
     /// Frame type: one of [`kind`], or any other.
     pub kind: u8,
-    /// Bits of [`flag`].
+    /// Frame flags: bits of [`flag`].
     pub flags: u8,
     /// Stream id; 0 for the connection.
     pub stream: u32,
-    /// Payload, including padding.
+    /// Payload of the frame, including padding.
     pub payload: Bytes,
 }
 
@@ -228,7 +228,7 @@ pub struct Request {
     pub stream: u32,
     /// Header block, in HPACK.
     pub headers: Vec<u8>,
-    /// Concatenated DATA payloads.
+    /// Concatenated payloads of the DATA frames.
     pub body: Vec<u8>,
 }
 

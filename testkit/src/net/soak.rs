@@ -103,7 +103,7 @@ pub struct KillWindow {
 pub struct SoakOutcome {
     /// Number of calls that succeeded.
     pub ok: u64,
-    /// Calls that failed.
+    /// Failed calls with their status.
     pub failed: Vec<FailedCall>,
 }
 

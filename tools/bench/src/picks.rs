@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     Ok(Measured { thresholds, ..Measured::tables(tables) })
 }
 
-/// Figures with thresholds.
+/// Figures that have a threshold.
 #[derive(Default)]
 struct PickThresholds {
     /// Ratio of weighted_round_robin to additions, with the fewest endpoints and one thread.
@@ -153,7 +153,7 @@ const HELD: u64 = 64;
 fn timed(harness: &mut Harness, threads: u64, args: &Args) -> Result<Figure, Error> {
     let counter = Padded(AtomicU64::new(0));
     let (mut times, mut ratios) = (Vec::new(), Vec::new());
-    // The first round only tells the schedules their usage.
+    // The first round is not counted: schedules only learn their usage.
     for round in 0..=args.rounds {
         harness.a_second_later();
         let picker = harness.picker();

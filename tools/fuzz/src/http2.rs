@@ -100,7 +100,7 @@ pub fn check_connection(bytes: &[u8], piece: usize) -> usize {
 /// Maximum number of frames per input.
 const MAX_FRAMES: usize = 200;
 
-/// Appends a frame.
+/// Appends an HTTP/2 frame.
 pub fn push_frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
     let len = (payload.len() as u32).to_be_bytes();
     out.extend_from_slice(&len[1..]);

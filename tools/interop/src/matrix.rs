@@ -35,7 +35,7 @@ pub struct MatrixFilter {
 /// Result of a case with a lineup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The case passed.
+    /// The case passed with this lineup.
     Passed,
     /// The case failed, with the reason.
     Failed(String),
@@ -49,9 +49,9 @@ pub enum Outcome {
 pub struct Matrix {
     /// Lineups, each with the result of every case.
     pub columns: Vec<(Lineup, Vec<Outcome>)>,
-    /// Cases in order.
+    /// Cases of the run, in order.
     pub cases: Vec<Case>,
-    /// Peers that ran.
+    /// Peers that took part.
     pub peers: Vec<Peer>,
     /// Peers that did not run, with the reasons.
     pub absent: Vec<(String, NoPeer)>,

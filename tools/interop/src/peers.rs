@@ -33,7 +33,7 @@ const ISTIOD_LIMIT: Duration = Duration::from_secs(7_200);
 /// Exit code of `install` for a missing toolchain.
 const NO_TOOLCHAIN: i32 = 3;
 
-/// Installed peer.
+/// Peer with installed programs.
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// Name of the peer.
@@ -48,7 +48,7 @@ pub struct Peer {
 pub enum NoPeer {
     /// Its toolchain is missing on this machine.
     Absent(String),
-    /// Its installation failed.
+    /// The installation of its programs failed.
     Broken(String),
     /// Its programs failed their own tests.
     Wrong(String),

@@ -34,7 +34,7 @@ pub struct Output {
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
-/// Generates everything.
+/// Generates all committed code.
 pub fn generate() -> Result<Vec<Output>, Box<dyn std::error::Error>> {
     Ok(vec![
         Output { folder: proto_crate().join("src/generated"), files: messages()? },

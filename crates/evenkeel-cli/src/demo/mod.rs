@@ -182,7 +182,7 @@ impl DemoEnvironment {
     }
 }
 
-/// Short backoff: an act is over before gRPC's default maximum of two minutes would let a restarted backend
+/// Short backoff: gRPC's default maximum of two minutes exceeds the duration of an act.
 /// reconnect.
 fn backoff() -> Backoff {
     let mut backoff = Backoff::default();

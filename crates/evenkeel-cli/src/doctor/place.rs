@@ -5,7 +5,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-/// gRPC's default port.
+/// Default port of gRPC targets.
 const DEFAULT_PORT: u16 = 443;
 
 /// Address of a target.
@@ -13,9 +13,9 @@ const DEFAULT_PORT: u16 = 443;
 pub(super) enum TargetAddress {
     /// Host name to resolve by DNS.
     Name { host: String, port: u16 },
-    /// Literal IP addresses.
+    /// IP addresses that need no DNS.
     Addresses(Vec<SocketAddr>),
-    /// Unix domain socket.
+    /// Path of a unix domain socket.
     Socket(PathBuf),
 }
 

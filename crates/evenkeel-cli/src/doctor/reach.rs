@@ -265,7 +265,7 @@ fn detect_protocol(bytes: &[u8]) -> PeerProtocol {
     match bytes {
         // SETTINGS frame on stream 0.
         [_, _, _, 4, _, 0, 0, 0, 0, ..] => PeerProtocol::Http2,
-        // TLS alert record.
+        // TLS alert record: the peer expected a ClientHello.
         [0x15, 3, ..] => PeerProtocol::Tls,
         _ if bytes.starts_with(b"HTTP/1") => {
             let line = bytes.split(|byte| *byte == b'\r' || *byte == b'\n').next().unwrap_or_default();

@@ -76,7 +76,7 @@ impl<'a> DoctorReport<'a> {
         self.line(TextStyle::Faint, "-", step, "skipped", None, why)
     }
 
-    /// Records a warning: the feature works, but its config should change.
+    /// Records a warning: a condition that fails no step.
     pub(super) fn warn(&mut self, warning: &str) -> Result<(), CliError> {
         self.steps.push(json!({ "warning": warning }));
         if self.as_json {

@@ -29,7 +29,7 @@ use super::walk::ClientSimulation;
 /// Reason for a route that does not match because of its path.
 pub(crate) const OTHER_PATH: &str = "the path";
 
-/// Call to explain.
+/// Call that the command explains.
 #[derive(Debug)]
 pub(crate) struct ExplainRequest {
     pub(crate) target: String,
@@ -136,7 +136,7 @@ pub(crate) struct ClusterExplanation {
     pub(crate) tree: Option<PolicyNode>,
 }
 
-/// Cluster with endpoints.
+/// Cluster that has endpoints of its own.
 #[derive(Debug, Serialize)]
 pub(crate) struct LeafExplanation {
     pub(crate) name: String,

@@ -102,7 +102,7 @@ impl TreeRenderer<'_> {
             }
             self.write(span.style, &here);
         }
-        // Remove trailing padding.
+        // Remove the padding after the last text.
         self.out.truncate(self.out.trim_end_matches(' ').len());
         self.out.push('\n');
     }

@@ -256,7 +256,7 @@ pub(super) fn endpoint(endpoint: &LbEndpoint) -> String {
     }
 }
 
-/// Formats an address.
+/// Formats an address as `host:port`, with brackets around IPv6.
 pub(super) fn address(address: &Address) -> String {
     match &address.address {
         Some(AddressKind::SocketAddress(socket)) => {

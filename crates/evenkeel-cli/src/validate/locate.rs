@@ -47,7 +47,6 @@ fn inside(text: &str, at: usize, step: &PathStep) -> Option<usize> {
         let is_wanted = if is_object {
             let end = after_value(text, next)?;
             let key: String = serde_json::from_str(&text[next..end]).ok()?;
-            // Skip the colon.
             next = value_from(text, value_from(text, end) + 1);
             matches!(step, PathStep::Key(wanted) if *wanted == key)
         } else {

@@ -67,7 +67,7 @@ Examples:
 Exit codes: 0 nothing would be rejected, 1 something would,
 2 a file or the arguments cannot be used, 3 no control plane answers";
 
-/// What a file is.
+/// Kind of an input file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum FileKind {
     Mesh,
@@ -127,7 +127,7 @@ pub(crate) struct ValidationReport {
     pub(crate) summary: Option<String>,
 }
 
-/// Error or warning.
+/// Error or warning about a file or target.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,

@@ -1,8 +1,8 @@
 //! Connections of the admin server, with their limits.
 //!
-//! A port for debugging is reachable exactly when a process is in trouble, so it must not add to it: the number of
-//! connections is limited, and a connection is closed if its peer neither completes a request head nor reads a response in
-//! time. HTTP itself is left to axum, which has no such timeouts; they are kept here, at the socket.
+//! A debugging port is used while a process has problems, so it must not add load. The number of connections
+//! is limited. A connection is closed if its peer neither completes a request head nor reads a response in
+//! time. axum has no such timeouts, so they apply here, at the socket.
 
 use std::io;
 use std::net::SocketAddr;

@@ -174,7 +174,7 @@ impl AdminServerBuilder {
         self
     }
 
-    /// Starts the server.
+    /// Binds the address and starts the server.
     ///
     /// # Errors
     ///

@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 pub struct AdminState {
     /// Name of the process.
     pub title: String,
-    /// Version of evenkeel.
+    /// Version of evenkeel in the process.
     pub version: String,
-    /// Process id.
+    /// Operating system's id of the process.
     pub pid: u32,
     /// Time at which sampling started.
     pub since: u64,
     /// Time of this sample.
     pub at: u64,
-    /// Channels, oldest first.
+    /// Channels of the process, oldest first.
     pub channels: Vec<ChannelInfo>,
     /// xDS clients of the process.
     pub xds: Vec<XdsClientInfo>,
@@ -196,7 +196,7 @@ pub struct ChannelHistory {
     pub at: Vec<u64>,
     /// Series of the whole channel.
     pub total: MetricSeries,
-    /// Series by address.
+    /// Series of each endpoint, by address.
     pub endpoints: Vec<(String, MetricSeries)>,
 }
 
@@ -204,9 +204,9 @@ pub struct ChannelHistory {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MetricSeries {
-    /// Calls per second.
+    /// Number of calls started per second.
     pub rate: Vec<Option<f64>>,
-    /// Failures per second.
+    /// Number of calls failed per second.
     pub failures: Vec<Option<f64>>,
     /// 99th percentile of the latency in milliseconds.
     pub p99_ms: Vec<Option<f64>>,

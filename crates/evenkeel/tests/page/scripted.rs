@@ -61,7 +61,7 @@ impl Script {
         self.said.send_modify(|said| said.state = serde_json::to_string(&state).expect("JSON"));
     }
 
-    /// Replaces the history.
+    /// Replaces the history of `/api/history`.
     pub(crate) fn remember(&self, history: Value) {
         let history: Vec<ChannelHistory> = serde_json::from_value(history).expect("a history");
         self.said.send_modify(|said| said.history = serde_json::to_string(&history).expect("JSON"));

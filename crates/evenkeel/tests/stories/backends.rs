@@ -71,10 +71,8 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
     assert!(waited.await.is_ok(), "waited in vain: {what}");
 }
 
-/// One of ten endpoints is killed under load: only its calls fail, with its address, and later calls succeed.
-/// Then another is killed that holds the calls of all callers: exactly these fail.
-///
-/// fault 40
+/// fault 40: one of ten endpoints is killed under load: only its calls fail, with its address, and later
+/// calls succeed. Then another is killed that holds the calls of all callers: exactly these fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_endpoint_fails_what_was_on_it_and_nothing_else() {
     const CALLERS: usize = 32;
@@ -112,10 +110,8 @@ async fn a_killed_endpoint_fails_what_was_on_it_and_nothing_else() {
     }
 }
 
-/// A killed endpoint gets no calls and is dialled at the backoff steps. After a restart the next step
-/// connects, and it gets its share of calls and not more.
-///
-/// PF-10, fault 41, fault 42
+/// PF-10, fault 41, fault 42: a killed endpoint gets no calls and is dialled at the backoff steps. After a
+/// restart the next step connects, and it gets its share of calls and not more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_endpoint_is_tried_at_back_off_steps_and_used_when_it_returns() {
     let backends = backends(10).await;
@@ -169,10 +165,8 @@ async fn a_dead_endpoint_is_tried_at_back_off_steps_and_used_when_it_returns() {
     assert_eq!(counts.failed.len(), failed);
 }
 
-/// An endpoint drains (GOAWAY) under load: no call fails, its streams complete, and new calls go to other
-/// endpoints. Then all endpoints restart in sequence.
-///
-/// fault 43, fault 47
+/// fault 43, fault 47: an endpoint drains (GOAWAY) under load: no call fails, its streams complete, and new
+/// calls go to other endpoints. Then all endpoints restart in sequence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drains_and_rolling_restarts_fail_nothing() {
     let backends = backends(4).await;
@@ -234,10 +228,8 @@ async fn drains_and_rolling_restarts_fail_nothing() {
     counts.expect_none_failed();
 }
 
-/// With all endpoints down, calls fail at once with the address and the reason. Wait-for-ready calls complete
-/// when an endpoint returns.
-///
-/// fault 46
+/// fault 46: with all endpoints down, calls fail at once with the address and the reason. Wait-for-ready
+/// calls complete when an endpoint returns.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_all_down_calls_fail_at_once_or_wait() {
     let backends = backends(3).await;
@@ -293,10 +285,8 @@ async fn with_all_down_calls_fail_at_once_or_wait() {
     println!("fault 46: 20 waiting calls answered {:?} after an endpoint returned", returned.elapsed());
 }
 
-/// Black hole: keepalive detects it, active calls fail with the reason, later calls use other endpoints. The
-/// endpoint is used again when the network recovers.
-///
-/// PF-15, fault 48
+/// PF-15, fault 48: black hole: keepalive detects it, active calls fail with the reason, later calls use
+/// other endpoints. The endpoint is used again when the network recovers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_black_hole_is_found_by_keepalive() {
     let backends = backends(3).await;
@@ -334,10 +324,9 @@ async fn a_black_hole_is_found_by_keepalive() {
     }
 }
 
-/// Three of ten addresses never answer a SYN: another endpoint serves the first call at once, and no call
-/// fails. An address that accepts and stays silent runs into the connect timeout, then into backoff.
-///
-/// fault 49
+/// fault 49: three of ten addresses never respond to a SYN: another endpoint serves the first call at once,
+/// and no call fails. An address that accepts and stays silent runs into the connect timeout, then into
+/// backoff.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endpoints_that_never_answer_are_not_waited_for() {
     let backends = backends(10).await;
@@ -383,10 +372,8 @@ async fn a_port_that_is_open_is_not_yet_an_endpoint() {
     assert!(status.message().contains(&text), "{status}");
 }
 
-/// Happy Eyeballs: if an address does not respond, the next one is tried after a delay while earlier attempts
-/// continue. The first connection wins, and the other attempts are cancelled.
-///
-/// PF-3, PF-4, fault 49
+/// PF-3, PF-4, fault 49: Happy Eyeballs: if an address does not respond, the next one is tried after a delay
+/// while earlier attempts continue. The first connection wins, and the other attempts are cancelled.
 #[tokio::test]
 async fn the_next_address_is_tried_after_a_delay() {
     let backend = Backend::start().await;
@@ -416,10 +403,8 @@ async fn the_next_address_is_tried_after_a_delay() {
     assert_eq!(backend.connections(), 1);
 }
 
-/// Endpoints connect slowly, one after the other. Calls use the READY ones, and none waits for a CONNECTING
-/// one.
-///
-/// fault 53
+/// fault 53: endpoints connect slowly, one after the other. Calls use the READY ones, and none waits for a
+/// CONNECTING one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_call_is_sent_to_who_is_connecting() {
     let served = serve(|_| Answer::Ok(Vec::new().into()));
@@ -441,10 +426,8 @@ async fn no_call_is_sent_to_who_is_connecting() {
     assert!(served.connections_by_address().values().all(|connections| *connections == 1));
 }
 
-/// An endpoint with one concurrent stream gets one call at a time. Others are queued, and a cancelled call
-/// does not consume a stream.
-///
-/// fault 54
+/// fault 54: an endpoint with one concurrent stream gets one call at a time. Others are queued, and a
+/// cancelled call does not consume a stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_wait_for_a_stream() {
     let backend = Backend::builder().max_concurrent_streams(1).start().await;
@@ -478,10 +461,8 @@ async fn calls_wait_for_a_stream() {
     assert_eq!(backend.calls(), 102, "those that gave up never came to the endpoint");
 }
 
-/// A process without free descriptors: calls fail with the reason, calls on existing connections continue,
-/// and all recovers with free descriptors. This test starts the process.
-///
-/// fault 73
+/// fault 73: a process without free descriptors: calls fail with the reason, calls on existing connections
+/// continue, and all recovers with free descriptors. This test starts the process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_descriptors_calls_say_so_and_recover() {
     let served = serve(|_| Answer::Ok(Vec::new().into()));
@@ -547,7 +528,7 @@ struct RecordedConnects {
     delays: Vec<(SocketAddr, Duration)>,
 }
 
-/// Connection attempt.
+/// Connection attempt with its times and result.
 #[derive(Clone, Copy, Debug)]
 struct RecordedConnect {
     to: SocketAddr,

@@ -34,7 +34,7 @@ pub(crate) struct Counts {
     pub(crate) failed: Vec<Status>,
     /// Maximum duration of a call, with any outcome.
     pub(crate) slowest: Duration,
-    /// Calls per second.
+    /// Number of calls per second.
     pub(crate) rate: u64,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The same binary runs as a child process with an environment variable that [`builder`](crate::builder)
 //! reads. A difference that an application could observe fails a test. `h2` sometimes uses another error code
-//! than RFC 9113 names, and does not honour the peer's header list size. Those tests state the reason.
+//! than RFC 9113 names, and does not honour the peer's header list size. The affected tests state the reason.
 
 use std::env;
 use std::process::Command;

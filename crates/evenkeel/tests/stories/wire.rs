@@ -110,11 +110,9 @@ fn data_of(frames: &[Frame]) -> usize {
     frames.iter().filter(|frame| frame.kind == kind::DATA).map(|frame| frame.payload.len()).sum()
 }
 
-/// GOAWAY with a last stream id below the sent streams: unprocessed streams are retried on another
+/// fault 44: GOAWAY with a last stream id below the sent streams: unprocessed streams are retried on another
 /// connection, once. Processed ones complete. The amount of data that the application has sent does not
 /// matter.
-///
-/// fault 44
 #[tokio::test]
 async fn what_a_goodbye_leaves_out_is_sent_again() {
     let peer = Peer::bind().await;
@@ -164,9 +162,7 @@ async fn what_a_goodbye_leaves_out_is_sent_again() {
     assert_eq!(long(first.closed()).await, Some(code::NO_ERROR), "with its calls the old connection ends");
 }
 
-/// GOAWAY under load at all phases of a call: before the pick, before the send and after it.
-///
-/// fault 44
+/// fault 44: GOAWAY under load at all phases of a call: before the pick, before the send and after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn goodbyes_under_load_fail_nothing() {
     let armed = Arc::new(AtomicBool::new(false));
@@ -201,10 +197,8 @@ async fn goodbyes_under_load_fail_nothing() {
     counts.expect_none_failed();
 }
 
-/// Of a thousand calls, a tenth is refused (REFUSED_STREAM) once and a hundredth always. The former are
-/// retried transparently, the latter fail after two attempts.
-///
-/// fault 45
+/// fault 45: of a thousand calls, a tenth is refused (REFUSED_STREAM) once and a hundredth always. The former
+/// are retried transparently, the latter fail after two attempts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_refused_is_sent_again_once() {
     let attempts: Arc<[AtomicU32]> = (0..1000).map(|_| AtomicU32::new(0)).collect();
@@ -302,9 +296,7 @@ async fn resets_mean_what_the_table_says() {
 /// Ends a connection with a call on this stream. A returned connection stays open until the call has ended.
 type End = fn(Conn, u32) -> Pin<Box<dyn Future<Output = Option<Conn>> + Send>>;
 
-/// A connection that closes during a call fails it with UNAVAILABLE, the address and the reason.
-///
-/// PF-15
+/// PF-15: a connection that closes during a call fails it with UNAVAILABLE, the address and the reason.
 #[tokio::test]
 async fn a_call_says_how_its_connection_ended() {
     let peer = Peer::bind().await;
@@ -356,7 +348,7 @@ async fn a_call_says_how_its_connection_ended() {
         let mut conn = accept(&peer).await;
         let stream = request(&mut conn).await.stream;
         conn.respond_headers(stream, &[]).await.unwrap();
-        // Half a message.
+        // An incomplete message: a prefix with length 9, and one byte.
         conn.send(Frame::new(kind::DATA, 0, stream, &[0, 0, 0, 0, 9, 1][..])).await.unwrap();
         let conn = end(conn, stream).await;
         let status = long(call).await.unwrap().unwrap_err();
@@ -407,7 +399,7 @@ async fn an_answer_that_is_not_grpc_is_named() {
             assert!(failed.message().ends_with(&format!(" and content type {kind_of:?}")), "{failed}");
         }
     }
-    // Trailers without `grpc-status`.
+    // The trailers have no `grpc-status`.
     let call = unary(&plain, b"x");
     let stream = request(&mut conn).await.stream;
     conn.respond_headers(stream, &[]).await.unwrap();
@@ -429,9 +421,7 @@ async fn an_answer_that_is_not_grpc_is_named() {
     call.await.unwrap().unwrap();
 }
 
-/// Malformed and repeated load reports do not fail the call.
-///
-/// fault 57
+/// fault 57: malformed and repeated load reports do not fail the call.
 #[tokio::test]
 async fn malformed_load_reports_fail_nothing() {
     const NAME: &str = "endpoint-load-metrics-bin";

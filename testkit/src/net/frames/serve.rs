@@ -32,7 +32,7 @@ pub enum Answer {
     Refuse,
     /// RST_STREAM with this code.
     Reset(u32),
-    /// No response.
+    /// No response, while the stream stays open.
     Silent,
     /// GOAWAY, then the response. Later requests on streams above `last_stream` are ignored and not counted.
     GoAwayThen {
@@ -58,7 +58,7 @@ pub struct Call<'a> {
     pub index: u64,
     /// Stream id of the request.
     pub stream: u32,
-    /// Request message.
+    /// Message of the request, without its prefix.
     pub message: &'a [u8],
 }
 

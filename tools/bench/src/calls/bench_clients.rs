@@ -12,9 +12,9 @@ pub(crate) struct BenchClient {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
-    /// This program.
+    /// Client that is part of this program.
     Own(Kind),
-    /// Folder of `tools/bench/peers`.
+    /// Client in a folder of `tools/bench/peers`.
     Peer(&'static str),
 }
 

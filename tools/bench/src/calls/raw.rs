@@ -20,7 +20,7 @@ use crate::client::echo::{Ask, EchoResponse, STREAM, UNARY};
 #[derive(Clone)]
 struct Prepared {
     uri: Uri,
-    /// Framed gRPC message.
+    /// gRPC message with its prefix.
     message: Bytes,
     /// Number of bytes of a valid response.
     expected: usize,

@@ -90,7 +90,7 @@ pub(crate) fn chosen(args: &Args) -> Vec<(Scenario, Vec<BenchClient>)> {
     scenarios.into_iter().map(|scenario| (scenario, clients(scenario))).collect()
 }
 
-/// Returns all combinations.
+/// Returns all combinations of the parameters.
 fn grid(args: &Args) -> Vec<Scenario> {
     fn values<T: Copy>(given: &[T], full: bool, all: &[T], base: T) -> Vec<T> {
         match given {

@@ -109,7 +109,7 @@ impl Shared {
     }
 }
 
-/// Makes sequential calls.
+/// Makes sequential calls until the span ends.
 async fn calls(mut client: impl Client, ask: Arc<Ask>, shared: Arc<Shared>) -> Result<(), Error> {
     let mut began = Instant::now();
     while shared.next() {

@@ -21,7 +21,7 @@ impl Totals {
         (COUNT.load(Ordering::Relaxed), HELD.load(Ordering::Relaxed))
     }
 
-    /// Stops counting.
+    /// Stops counting for the whole process.
     pub(crate) fn stop() {
         IS_STOPPED.store(true, Ordering::Relaxed);
     }

@@ -1,9 +1,9 @@
 //! Calls while thousands of connections are established: after an update that replaces all endpoints, and at
 //! start-up.
 //!
-//! The client has one worker thread and four callers in a closed loop, so that calls, connection attempts and
-//! passes of the core compete for one processor. Calls are counted per half second, relative to the same run
-//! without the storm.
+//! The client has one worker thread and four callers in a closed loop. Calls, connection attempts and passes
+//! of the core therefore compete for one processor. Calls are counted per half second, relative to the same
+//! run without the storm.
 
 use std::thread::sleep;
 use std::time::Duration;

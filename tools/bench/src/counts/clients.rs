@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `hyper` | hyper's `SendRequest`, an atomic round robin over the connections |
 //! | `h2` | h2's `SendRequest`, likewise |
-//! | `no-channel` | generated client alone: what it calls answers from memory |
+//! | `no-channel` | generated client alone, with responses from memory |
 //! | `tonic` | generated client over a tonic channel to one backend |
 //! | `tonic-balance` | generated client over `Channel::balance_list` |
 //! | `evenkeel` | generated client over our channel: xDS, weighted_round_robin |
@@ -47,13 +47,13 @@ pub(super) struct Harness {
 
 /// Cost of one call.
 pub(super) struct Cost {
-    /// `None` without valgrind.
+    /// `None` if valgrind is missing.
     pub(super) instructions: Option<f64>,
     pub(super) allocations: f64,
     pub(super) held: f64,
 }
 
-/// Number of endpoints.
+/// Number of endpoints by use.
 #[derive(Clone, Copy)]
 pub(super) struct Endpoints {
     /// Endpoints that are connected and called.

@@ -29,7 +29,7 @@ const ALLOCATIONS: f64 = 0.1;
 const HOW_TO_ACCEPT: &str =
     "if it is meant: cargo test --workspace --no-run && target/debug/evenkeel-bench counts --accept";
 
-/// Figures by name.
+/// Figures by the name of the count.
 type Figures = BTreeMap<String, f64>;
 
 /// Counts, and the build that they depend on.

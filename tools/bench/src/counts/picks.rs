@@ -36,7 +36,7 @@ impl fmt::Display for Kind {
 /// Cost of one pick of a kind.
 pub(super) struct Counted {
     pub(super) kind: Kind,
-    /// `None` without valgrind.
+    /// `None` if valgrind is missing.
     pub(super) instructions: Option<f64>,
     pub(super) allocations: f64,
 }
@@ -54,7 +54,7 @@ fn kinds(sizes: &[usize]) -> Vec<Kind> {
 pub(super) fn work(picks: u64, sizes: &[usize]) -> Result<(), Error> {
     for (kind, is_first) in kinds(sizes).into_iter().zip([true].into_iter().chain(std::iter::repeat(false))) {
         let mut harness = Harness::new(kind.policy, kind.tree, kind.endpoints, picks)?;
-        // Tells the schedule its usage, so that slots are computed ahead.
+        // Usage of the schedule decides how many slots are computed ahead.
         all(picks, harness.picker())?;
         harness.a_second_later();
         if is_first {

@@ -43,7 +43,7 @@ const BOOTSTRAP: &str = r#"{"xds_servers": [{"server_uri": "control:1", "channel
 /// Cost of one update with this number of endpoints.
 pub(super) struct Counted {
     pub(super) endpoints: usize,
-    /// `None` without valgrind.
+    /// `None` if valgrind is missing.
     pub(super) instructions: Option<f64>,
     pub(super) allocations: f64,
 }

@@ -79,7 +79,7 @@ fn pick(weights: &[u32], rule: ScheduleRule, threads: u64, args: &Args) -> Resul
             true
         })?;
         let additions = add(threads, args.picks, &counter)?;
-        // The first round tells the schedule its usage. Later rounds maintain it, as a policy does on its
+        // In the first round the schedule learns its usage. Later rounds maintain it, as a policy does on its
         // timer.
         if round > 0 {
             ratios.push(picks.as_secs_f64() / additions.as_secs_f64());

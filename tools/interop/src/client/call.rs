@@ -31,7 +31,7 @@ pub(crate) struct CallResponse {
     pub(crate) trailing: MetadataMap,
 }
 
-/// Makes a call.
+/// Makes one planned call.
 pub(crate) async fn call(channel: &Channel, planned: &Planned, sizes: Sizes) -> Result<CallResponse, Status> {
     match planned.kind {
         Kind::Empty => {

@@ -25,7 +25,7 @@ const STRANGER: &str = "spiffe://interop/stranger";
 pub struct Certificates(TempDir);
 
 impl Certificates {
-    /// Generates the certificates.
+    /// Generates the certificates and writes the files.
     pub(super) fn new() -> Result<Certificates> {
         let failed = |error: &dyn std::fmt::Display| Failure::new(format!("no certificates: {error}"));
         let certificates = Certificates(tempfile::tempdir().map_err(|error| failed(&error))?);

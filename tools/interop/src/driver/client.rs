@@ -52,7 +52,7 @@ impl Calls {
         Calls { metadata: metadata.to_owned(), ..self }
     }
 
-    /// Uses xDS credentials.
+    /// Makes the client use xDS credentials.
     #[must_use]
     pub fn secure(self) -> Calls {
         Calls { secure: true, ..self }
@@ -71,7 +71,7 @@ impl Calls {
     }
 }
 
-/// Running client program.
+/// Running client program with its services.
 pub struct Client {
     process: Process,
     /// Stopped with the client.

@@ -16,7 +16,7 @@ use crate::peers;
 
 /// Running Envoy with one listener.
 pub(super) struct Envoy {
-    /// Killed on drop.
+    /// Process that is killed on drop.
     _process: Process,
     /// Holds its files while it runs.
     _folder: TempDir,

@@ -65,9 +65,9 @@ impl Program {
 /// Programs of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lineup {
-    /// Makes the calls.
+    /// Program that makes the calls.
     pub client: Program,
-    /// Serves the calls.
+    /// Program that serves the calls.
     pub server: Program,
     /// Configures the client; `None` for `evenkeel-control` in this process.
     pub control: Option<Program>,
@@ -82,7 +82,7 @@ pub struct Lineup {
 /// Envoy that the control plane configures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proxy {
-    /// Envoy executable.
+    /// Envoy executable with its flags.
     pub program: Program,
     /// True for the delta variant of ADS.
     pub delta: bool,

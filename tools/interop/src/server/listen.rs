@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::TcpIncoming;
 
-/// Accepted address families.
+/// Address families that the server accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Addresses {
     V4,

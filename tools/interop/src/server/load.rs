@@ -46,7 +46,7 @@ impl Reports {
     }
 }
 
-/// Reported load.
+/// Load that the server reports.
 #[derive(Clone)]
 pub(super) struct Load {
     calls: ServerLoad,

@@ -91,9 +91,9 @@ fn go_away(code: Reason) -> &'static str {
 /// Security level of a connection (A94). Integrity without privacy does not occur here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SecurityLevel {
-    /// Plaintext, without protection.
+    /// Plaintext: neither privacy nor integrity.
     None,
-    /// Protected by TLS.
+    /// Protected by TLS or mTLS.
     PrivacyAndIntegrity,
 }
 
@@ -101,7 +101,7 @@ pub(crate) enum SecurityLevel {
 mod tests {
     use super::*;
 
-    /// PF-15
+    /// PF-15: each disconnect reason has its label value.
     #[test]
     fn every_way_to_lose_a_connection_has_its_words() {
         let cases = [

@@ -140,7 +140,7 @@ async fn late_answers_do_no_harm() {
     within(next).await.unwrap().unwrap();
 }
 
-/// Deterministic random numbers.
+/// Random numbers with a fixed seed.
 struct Dice(u64);
 
 impl Dice {

@@ -14,7 +14,7 @@ static NOTED: LazyLock<Mutex<Vec<String>>> = LazyLock::new(|| {
     Mutex::default()
 });
 
-/// Starts recording panics.
+/// Installs the panic hook, if it is not installed.
 pub(super) fn note() {
     LazyLock::force(&NOTED);
 }

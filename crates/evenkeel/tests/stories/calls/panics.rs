@@ -192,7 +192,7 @@ async fn policies_may_panic() {
         // An active stream is unaffected, and its end does not affect the restarted policy.
         let mut under_way = within(client.server_stream(super::endless(1))).await.unwrap().into_inner();
         set(&wrongs.pass, true);
-        // Triggers a pass.
+        // An event, which triggers a pass.
         channel.connect();
         let status = within(async {
             loop {

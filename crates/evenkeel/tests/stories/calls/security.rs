@@ -117,7 +117,7 @@ async fn a_backend_that_is_somebody_else() {
     assert_eq!(impostor.calls(), 0);
 }
 
-/// Certificates from files.
+/// Certificates and keys are read from files.
 #[tokio::test]
 async fn certificates_are_read_from_files() {
     let (ca, clients) = (Ca::new("servers"), Ca::new("clients"));

@@ -145,7 +145,7 @@ impl http_body::Body for FailingBody {
         Poll::Ready(Some(match self.pieces.checked_sub(1) {
             Some(left) => {
                 self.pieces = left;
-                // One empty message.
+                // An empty gRPC message: five bytes of prefix.
                 Ok(Frame::data(Bytes::from_static(&[0; 5])))
             }
             None => Err(Status::data_loss("the disk is gone")),

@@ -13,10 +13,8 @@ use tonic::Code;
 use super::{LONG, ROUND_ROBIN, accept, long, message, request, to, unary};
 use crate::load::Load;
 
-/// A connection error closes the connection only: its call fails with the address, and calls continue on the
-/// other endpoint and on a new connection. A stream error fails its call only.
-///
-/// fault 55, fault 56
+/// fault 55, fault 56: a connection error closes the connection only: its call fails with the address, and
+/// calls continue on the other endpoint and on a new connection. A stream error fails its call only.
 #[tokio::test]
 async fn broken_frames_end_a_connection_and_no_more() {
     let sound = Backend::start().await;
@@ -106,10 +104,8 @@ async fn broken_frames_end_a_connection_and_no_more() {
     call.await.unwrap().unwrap();
 }
 
-/// A message in frames of one byte, each padded with 255 bytes: padding must be returned to the flow-control
-/// window, or the response would never complete.
-///
-/// fault 55
+/// fault 55: a message in frames of one byte, each padded with 255 bytes: padding must be returned to the
+/// flow-control window, or the response would never complete.
 #[tokio::test]
 async fn padding_is_given_back() {
     let peer = Peer::bind().await;
@@ -148,11 +144,9 @@ async fn padding_is_given_back() {
     assert_eq!(long(call).await.unwrap().unwrap().payload, vec![7; 25_000]);
 }
 
-/// Floods of PING, SETTINGS, CONTINUATION, empty DATA, and headers that expand a thousandfold. Harmless ones
-/// are processed, others close the connection. Memory stays bounded, and other calls are unaffected. This
-/// test starts a process, to measure its memory alone.
-///
-/// fault 55, fault 56
+/// fault 55, fault 56: floods of PING, SETTINGS, CONTINUATION, empty DATA, and headers that expand a
+/// thousandfold. Harmless ones are processed, others close the connection. Memory stays bounded, and other
+/// calls are unaffected. This test starts a process, to measure its memory alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn floods_cost_no_memory() {
     let output = tokio::task::spawn_blocking(|| {

@@ -13,10 +13,8 @@ use tonic::{Code, Request};
 
 use super::{accept, client_stream, data_of, long, message, request, to, unary, until_pong};
 
-/// A peer allows no streams, then two, then one: calls are queued, sent as allowed, and use another
+/// fault 54: a peer allows no streams, then two, then one: calls are queued, sent as allowed, and use another
 /// connection if the peer disconnects.
-///
-/// fault 54
 #[tokio::test]
 async fn calls_wait_for_a_peer_that_takes_none() {
     let peer = Peer::bind().await;

@@ -13,7 +13,7 @@ const OK: u8 = 0x88;
 const LITERAL: u8 = 0x40;
 const CONTENT_TYPE: u8 = 31;
 const DATE: u8 = 33;
-/// Literal without indexing.
+/// Literal field without indexing.
 const LITERAL_APART: u8 = 0x00;
 /// Indexed field. The first dynamic index is the latest entry.
 const PLACE: u8 = 0x80;

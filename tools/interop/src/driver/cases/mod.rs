@@ -82,7 +82,7 @@ const STOPS_SERVERS: [&str; 4] = [
     "secondary_locality_gets_no_requests_on_partial_primary_failure",
 ];
 
-/// Cases with TLS.
+/// Cases that need TLS.
 const SECURE: [&str; 4] = ["mtls", "tls", "plaintext_fallback", "mtls_error"];
 
 /// Returns the reason why a case does not apply to a lineup: a feature that a peer lacks, by its

@@ -29,18 +29,18 @@ const NACK: &str = "ACK ERROR";
 /// Programs of a run with istiod.
 #[derive(Clone, Debug)]
 pub struct IstioLineup {
-    /// Makes the calls.
+    /// Program that makes the calls.
     pub client: Program,
-    /// Serves the calls.
+    /// Program that serves the calls.
     pub server: Program,
-    /// Configures the client.
+    /// Control plane of the client.
     pub istiod: Program,
 }
 
 /// Function of a case. It borrows the stage, which is checked for NACKs afterwards.
 type IstioStory = for<'s> fn(&'s mut IstioStage) -> Pin<Box<dyn Future<Output = Result> + Send + 's>>;
 
-/// Case with istiod.
+/// One case with istiod.
 #[derive(Clone, Copy)]
 pub struct IstioCase {
     /// Name of the case.

@@ -34,7 +34,7 @@ struct Exported {
     exporter: InMemoryMetricExporter,
 }
 
-/// One exported metric.
+/// One metric as the exporter received it.
 #[derive(Debug, Default, PartialEq)]
 struct RecordedMetric {
     kind: &'static str,
@@ -458,7 +458,7 @@ async fn unknown_places_are_empty() {
     assert_eq!(exported.series(Metric::SubchannelConnectionAttemptsFailed), one(labels, "1"));
 }
 
-/// PF-14, PF-15
+/// PF-14, PF-15: connection attempts, open connections and disconnects with their labels.
 #[test]
 fn connections() {
     let exported = Exported::new();
@@ -507,7 +507,7 @@ fn outliers(unenforced: Option<UnenforcedReason>) -> Measurement {
     Measurement::OutlierCounts(OutlierCounts { backend_service, method, unenforced, count: 2 })
 }
 
-/// WRR-17, WRR-18
+/// WRR-17, WRR-18: metrics of weighted round robin with their labels.
 #[test]
 fn weights() {
     let exported = Exported::new();
@@ -523,7 +523,7 @@ fn weights() {
     assert_eq!(exported.series(Metric::WrrEndpointWeights), one(labels, "8/15"));
 }
 
-/// OD-15
+/// OD-15: enforced and unenforced ejections with their labels.
 #[test]
 fn ejections() {
     let exported = Exported::new();
@@ -591,7 +591,7 @@ fn client() -> AdsClient {
     client
 }
 
-/// XM-1, XM-2
+/// XM-1, XM-2: metrics of an xDS client with their labels.
 #[test]
 fn xds_clients() {
     let exported = Exported::new();
