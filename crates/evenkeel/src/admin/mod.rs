@@ -21,7 +21,7 @@
 //! | gRPC `ClientStatusDiscoveryService` | status of the xDS clients, as by [`Csds`](crate::csds::Csds) |
 //!
 //! The server has limits: 64 connections, 64 event streams, 30 s for a request head and for a peer that does
-//! not read, 1 MiB for a request. Responses are withheld from pages of other origins
+//! not read, 1 MiB for the `content-length` of a request. Responses are withheld from pages of other origins
 //! (`Cross-Origin-Resource-Policy`), and requests of such pages are rejected (`Host`, `Origin`,
 //! `Sec-Fetch-Site`).
 //!

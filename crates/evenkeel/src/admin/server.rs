@@ -53,7 +53,7 @@ pub(super) struct RouterState {
 /// Maximum number of open event streams. Each holds a copy of the state.
 pub(super) const MAX_EVENT_STREAMS: usize = 64;
 
-/// Maximum size of a request body in bytes. Requests of the page have none, and those of CSDS are small.
+/// Maximum `content-length` of a request. Requests of the page have no body, and those of CSDS are small.
 const MAX_REQUEST_BYTES: u64 = 1 << 20;
 
 pub(super) fn router(router_state: RouterState, names: AllowedHosts) -> Router {
@@ -170,6 +170,7 @@ async fn reject_foreign_requests(
     request: Request,
     next: Next,
 ) -> Response {
+    // A body without `content-length`, chunked or in HTTP/2, passes this check.
     let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if length.is_some_and(|length: u64| length > MAX_REQUEST_BYTES) {
         let text = format!("a request has at most {MAX_REQUEST_BYTES} bytes\n");
