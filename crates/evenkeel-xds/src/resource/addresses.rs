@@ -1,19 +1,19 @@
-//! The addresses of a `ClusterLoadAssignment`, none of which may be there twice (A27).
+//! Detection of duplicate addresses in a `ClusterLoadAssignment` (A27).
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
 
 use evenkeel_core::Address;
 
-/// Every address that was read so far.
+/// Addresses seen so far, with one of two ways to find duplicates.
 pub(super) enum DuplicateCheck {
-    /// Whether one is there twice is asked once, when all are there: to sort them costs less than to look up each.
+    /// Checks once at the end. Sorting all addresses costs less than one lookup per address.
     Deferred(AddressBatch),
-    /// Whether one is there twice is known at once, and so where it stands.
+    /// Checks each address, so that an error can name the field path of the duplicate.
     Immediate(HashSet<SocketAddr>),
 }
 
-/// Addresses as numbers.
+/// Addresses as integers, which are cheap to sort.
 #[derive(Default)]
 pub(super) struct AddressBatch {
     v4: Vec<u64>,
@@ -21,7 +21,7 @@ pub(super) struct AddressBatch {
 }
 
 impl DuplicateCheck {
-    /// Adds an address, and says whether it is known to have been there already.
+    /// Adds an address. Returns true if it is a known duplicate. A deferred check always returns false.
     pub(super) fn is_duplicate(&mut self, address: SocketAddr) -> bool {
         match self {
             DuplicateCheck::Deferred(gathered) => {
@@ -41,7 +41,7 @@ impl AddressBatch {
         }
     }
 
-    /// Whether an address was added twice, or is also one of `others`.
+    /// Returns true if an address was added twice, or is also in `others`.
     pub(super) fn has_duplicates<'a>(mut self, mut others: impl Iterator<Item = &'a Address>) -> bool {
         self.v4.sort_unstable();
         self.v6.sort_unstable();
@@ -62,7 +62,8 @@ enum AddressKey {
     V6((u128, u16)),
 }
 
-/// An address as it comes in a resource: without a scope.
+/// Returns the address as an integer. Addresses in resources have no IPv6 scope, so the scope is not part of
+/// it.
 fn number(address: &SocketAddr) -> AddressKey {
     match address {
         SocketAddr::V4(v4) => AddressKey::V4(u64::from(v4.ip().to_bits()) << 16 | u64::from(v4.port())),

@@ -1,7 +1,8 @@
-//! Clusters (CDS): where endpoints come from, which policy spreads calls over them, and what limits there are.
+//! Clusters (CDS): source of endpoints, load-balancing policy, circuit breakers, outlier detection and
+//! security.
 //!
-//! A27, A37 for logical DNS and aggregate clusters, and one gRFC per feature, named where it is read. What a user may
-//! expect to work and gRPC does not have is said in the warnings.
+//! The parser follows A27, A37 for logical DNS and aggregate clusters, and one gRFC per further feature.
+//! Fields that gRPC does not support, although users may expect an effect, produce warnings.
 
 use std::sync::Arc;
 
@@ -27,23 +28,24 @@ use crate::resource::security::{self, ClusterSecurity, SecurityConfig};
 use crate::resource::{ParsedResource, RejectedResource, Resource, ResourceParser, fields, wire};
 use crate::text::quoted;
 
-/// A cluster.
+/// Cluster as received from CDS.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// The name.
+    /// Name of the cluster.
     pub name: Arc<str>,
-    /// What it is made of.
+    /// Leaf or aggregate contents.
     pub kind: ClusterKind,
-    /// How its connections are secured; `None` where the control plane says nothing about it.
+    /// Security of its connections. `None` if the control plane does not configure it.
     pub security: Option<Arc<SecurityConfig>>,
 }
 
-/// What a cluster is made of.
+/// Contents of a cluster.
 #[derive(Clone, Debug)]
 pub enum ClusterKind {
-    /// Endpoints of its own: `core::Cluster::Leaf`, made once, so that its identity says whether anything changed.
+    /// Own endpoints, as `core::Cluster::Leaf`. It is allocated once per version, so that its identity is the
+    /// change signal.
     Leaf(Arc<core::Cluster>),
-    /// Other clusters, highest priority first, as the control plane wrote them.
+    /// Names of other clusters, highest priority first, as received.
     Aggregate(Vec<Arc<str>>),
 }
 
@@ -61,7 +63,7 @@ pub(super) fn parse(
     reader.finish(message.name, cluster.map(|cluster| Resource::Cluster(Arc::new(cluster))))
 }
 
-/// What the members of a cluster are, before its policy is known.
+/// Contents of a cluster without its policy and limits.
 enum ClusterMembers {
     Source(core::EndpointSource),
     Clusters(Vec<Arc<str>>),
@@ -72,7 +74,7 @@ fn cluster(message: &Message, from: &ServerConfig, reader: &mut ResourceReader<'
     reader.name(&message.name, &root.field("name"));
     let name: Arc<str> = message.name.as_str().into();
     let members = members(message, &name, reader);
-    // Everything is read before anything is given up: all problems are told at once.
+    // Read every part before returning: all validation errors are reported together (A40).
     let is_aggregate = matches!(members, Some(ClusterMembers::Clusters(_)));
     let lb_policy = if is_aggregate { None } else { lb_policy(message, reader) };
     let max_concurrent_requests = circuit_breakers(message.circuit_breakers.as_ref(), reader);
@@ -140,7 +142,7 @@ fn eds(message: &Message, name: &Arc<str>, reader: &mut ResourceReader<'_>) -> c
     }
     let path = path.field("service_name");
     if config.service_name.is_empty() {
-        // A47: an xdstp name says its type, and that of the cluster is not that of endpoints.
+        // A47: an xdstp name contains its type, so the name of a cluster is no name of endpoints.
         if name.starts_with("xdstp:") {
             reader.problem(&path, "must be set for a cluster with an xdstp name");
         }
@@ -150,7 +152,7 @@ fn eds(message: &Message, name: &Arc<str>, reader: &mut ResourceReader<'_>) -> c
     core::EndpointSource::Eds { cluster: name.clone(), service_name: Some(config.service_name.into()) }
 }
 
-/// A37: one locality with one endpoint, whose address is the name to look up.
+/// Reads a logical DNS cluster (A37): one locality with one endpoint, whose address is the name to resolve.
 fn logical_dns(message: &Message, reader: &mut ResourceReader<'_>) -> Option<core::EndpointSource> {
     let root = FieldPath::root();
     let path = root.field("load_assignment");
@@ -213,7 +215,7 @@ fn logical_dns(message: &Message, reader: &mut ResourceReader<'_>) -> Option<cor
     Some(core::EndpointSource::LogicalDns { hostname: format!("{}:{}", host?, port?).into() })
 }
 
-/// A host as it stands before a colon and a port.
+/// Returns a host in the form for `host:port`, with brackets around an IPv6 address.
 fn host(host: &str, path: &FieldPath<'_>, reader: &mut ResourceReader<'_>) -> Option<String> {
     reader.name(host, path);
     if host.parse::<std::net::Ipv6Addr>().is_ok() {
@@ -242,7 +244,7 @@ fn aggregate(kind: &CustomClusterType, reader: &mut ResourceReader<'_>) -> Optio
     Some(names.into_iter().map(Into::into).collect())
 }
 
-/// A32: `max_requests` of the first threshold for the priority that all gRPC calls have.
+/// Returns `max_requests` of the first threshold with the default priority, which all gRPC calls have (A32).
 fn circuit_breakers(breakers: Option<&CircuitBreakers>, reader: &mut ResourceReader<'_>) -> Option<u32> {
     let root = FieldPath::root();
     let path = root.field("circuit_breakers");
@@ -265,7 +267,7 @@ fn circuit_breakers(breakers: Option<&CircuitBreakers>, reader: &mut ResourceRea
         ("max_pending_requests", threshold.max_pending_requests),
         ("max_retries", threshold.max_retries),
     ] {
-        // Control planes write the largest number for "no limit".
+        // Control planes write the maximum value for "no limit".
         if value.is_some_and(|limit| limit != u32::MAX) {
             reader.warn(&path.field(field), "is ignored");
         }
@@ -273,7 +275,7 @@ fn circuit_breakers(breakers: Option<&CircuitBreakers>, reader: &mut ResourceRea
     threshold.max_requests
 }
 
-/// A50: success rate unless it is switched off, failure percentage only if it is switched on.
+/// Reads outlier detection (A50). Success-rate ejection is on by default, failure-percentage ejection is off.
 fn outlier_detection(message: &OutlierDetection, reader: &mut ResourceReader<'_>) -> OutlierSettings {
     let root = FieldPath::root();
     let path = root.field("outlier_detection");
@@ -326,7 +328,8 @@ fn outlier_detection(message: &OutlierDetection, reader: &mut ResourceReader<'_>
     }
 }
 
-/// Load goes to the server that the cluster came from (A27), with the metrics that the cluster lists (A85).
+/// Reads the LRS config. The report goes to the server that sent the cluster (A27), with the metrics that it
+/// lists (A85).
 fn load_reporting(
     message: &Message,
     from: &ServerConfig,
@@ -368,7 +371,7 @@ fn load_reporting(
 fn security(message: &Message, reader: &mut ResourceReader<'_>) -> Option<Arc<SecurityConfig>> {
     let root = FieldPath::root();
     if !message.transport_socket_matches.is_empty() {
-        // A29 does not support them; without them, endpoints would be called with less security than is wanted.
+        // A29 does not support it. Ignoring it would connect to endpoints with less security than configured.
         reader.problem(&root.field("transport_socket_matches"), "is not supported");
     }
     let path = root.field("transport_socket");
@@ -376,13 +379,14 @@ fn security(message: &Message, reader: &mut ResourceReader<'_>) -> Option<Arc<Se
     security::read(socket, &path, reader).map(Arc::new)
 }
 
-/// How the core tells its connections from those of other clusters.
+/// Returns the transport parameters, by which the core separates its subchannels from those of other
+/// clusters.
 fn means(cluster: &Arc<str>, security: &Arc<SecurityConfig>) -> TransportParams {
     let of = ClusterSecurity { cluster: cluster.clone(), security: security.clone() };
     TransportParams::new(of).by_host_name(security.auto_host_sni)
 }
 
-/// Says which fields have no effect although a user may expect one.
+/// Warns about fields that have no effect although users may expect one.
 fn ignored(message: &Message, is_aggregate: bool, reader: &mut ResourceReader<'_>) {
     let root = FieldPath::root();
     let is_dns = matches!(
@@ -399,7 +403,7 @@ fn ignored(message: &Message, is_aggregate: bool, reader: &mut ResourceReader<'_
         ("common_lb_config.override_host_status", override_host.is_some()),
     ];
     reader.warn_fields(&root, ignored, "is ignored");
-    // A75: each of the clusters that it is made of goes by its own settings.
+    // A75: each underlying cluster uses its own settings.
     for (field, set) in [
         ("load_balancing_policy", message.load_balancing_policy.is_some()),
         ("circuit_breakers", message.circuit_breakers.is_some()),

@@ -1,8 +1,9 @@
-//! Endpoints of clusters (EDS): a `ClusterLoadAssignment` becomes an [`EndpointSet`].
+//! Endpoints of clusters (EDS): parses a `ClusterLoadAssignment` into an [`EndpointSet`].
 //!
-//! A27, with A61 for further addresses, A76 for hash keys and A81 for host names. Localities without a weight are
-//! passed over, and so are endpoints that are not healthy: neither is looked at further. What is left is checked as a
-//! whole, and one bad endpoint spoils the resource. The cost is linear in what came, but for sorting the addresses.
+//! The parser follows A27, with A61 for additional addresses, A76 for hash keys and A81 for host names.
+//! Localities without a weight and unhealthy endpoints are skipped without validation. One invalid endpoint
+//! among the others invalidates the resource. The cost is linear in the size of the resource, except for
+//! sorting the addresses.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -29,17 +30,18 @@ use crate::resource::{
 use crate::text::quoted;
 use crate::{FieldPath, ValidationErrors};
 
-/// How many addresses one endpoint may have: far above any real host, and few enough to be compared with each other.
+/// Maximum number of addresses of an endpoint. It exceeds any real host, and is small enough for a pairwise
+/// comparison.
 const MAX_ADDRESSES: usize = 100;
 
-/// The number of `ClusterLoadAssignment.endpoints`.
+/// Field number of `ClusterLoadAssignment.endpoints`.
 pub(super) const LOCALITIES_FIELD: u32 = 2;
 
-/// The number of `LocalityLbEndpoints.lb_endpoints`.
+/// Field number of `LocalityLbEndpoints.lb_endpoints`.
 pub(super) const ENDPOINTS_FIELD: u32 = 2;
 
-/// Reads a resource. `before` is the version that is in use, as it came and as it was read: endpoints that are the same in
-/// both keep their allocation, and what was odd about them is not said again.
+/// Parses a resource. `before` is the version in use, as received and as parsed. Endpoints that are equal in
+/// both keep their allocation, and their warnings are not repeated.
 pub(super) fn parse(
     bytes: &[u8],
     parser: &ResourceParser,
@@ -54,7 +56,8 @@ pub(super) fn parse(
     };
     let message: ClusterLoadAssignment = fields::decode(&beside)?;
     let before = before.map(|(bytes, set)| PreviousEndpoints::new(bytes, set)).unwrap_or_default();
-    // If anything is wrong it is read as a whole, and all is said that there is to say. So nothing is read more than twice.
+    // The fast reader only detects that something is invalid. The thorough one then collects all errors with
+    // their paths.
     EndpointsReader::fast(parser, from, before)
         .finish(&message, &localities)
         .or_else(|_| EndpointsReader::thorough(parser, from).finish(&message, &localities))
@@ -64,11 +67,11 @@ struct EndpointsReader<'a> {
     reader: ResourceReader<'a>,
     before: PreviousEndpoints<'a>,
     addresses: DuplicateCheck,
-    /// Endpoints that were read before: no two of them have an address in common.
+    /// Endpoints of the previous version. No two of them share an address.
     known: Vec<&'a Endpoint>,
 }
 
-/// What is known about one priority while its localities are read.
+/// State of one priority while its localities are read.
 #[derive(Default)]
 struct PriorityBuilder {
     localities: HashSet<Arc<Locality>>,
@@ -76,7 +79,7 @@ struct PriorityBuilder {
     endpoints: Vec<Endpoint>,
 }
 
-/// What failures should say if there are localities and nobody to call in any of them.
+/// Returns the note for failures if there are localities and none has a usable endpoint.
 fn no_endpoints_note(priorities: &BTreeMap<u32, PriorityBuilder>) -> Option<Arc<str>> {
     let localities = || priorities.values().flat_map(|priority| &priority.localities);
     let has_endpoints = priorities.values().any(|priority| !priority.endpoints.is_empty());
@@ -87,7 +90,7 @@ fn no_endpoints_note(priorities: &BTreeMap<u32, PriorityBuilder>) -> Option<Arc<
     })
 }
 
-/// A sum of weights, which must fit into 32 bits; `None` once it does not.
+/// Sum of weights, which must fit into 32 bits. `None` after an overflow.
 struct WeightSum(Option<u32>);
 
 impl Default for WeightSum {
@@ -97,7 +100,7 @@ impl Default for WeightSum {
 }
 
 impl WeightSum {
-    /// Adds a weight, and says whether it is the one that is too much.
+    /// Adds a weight. Returns true if this weight causes the overflow.
     fn add_overflows(&mut self, weight: u32) -> bool {
         let Some(sum) = self.0 else { return false };
         self.0 = sum.checked_add(weight);
@@ -106,8 +109,8 @@ impl WeightSum {
 }
 
 impl<'a> EndpointsReader<'a> {
-    /// Reads in the fewest steps what is right. Of what is not it only says so: neither all that is wrong, nor in the words
-    /// that are due.
+    /// Creates a reader for the common case of a valid resource. Its errors are incomplete and without exact
+    /// texts.
     fn fast(
         parser: &'a ResourceParser,
         from: &ServerConfig,
@@ -117,7 +120,7 @@ impl<'a> EndpointsReader<'a> {
         EndpointsReader { reader: ResourceReader::new(parser, from), before, addresses, known: Vec::new() }
     }
 
-    /// Reads all, and says all that is wrong.
+    /// Creates a reader that reports every error with its field path.
     fn thorough(parser: &'a ResourceParser, from: &ServerConfig) -> EndpointsReader<'a> {
         let addresses = DuplicateCheck::Immediate(HashSet::new());
         EndpointsReader {
@@ -153,19 +156,20 @@ impl<'a> EndpointsReader<'a> {
         let mut priorities = BTreeMap::<u32, PriorityBuilder>::new();
         for (i, bytes) in localities.iter().enumerate() {
             let path = path.index(i);
-            // Endpoint by endpoint, unless that would hide where decoding gives up.
+            // If the fields cannot be split, decode the locality in one piece: the decoder then reports the
+            // position.
             let (endpoints, beside) =
                 wire::split_field(bytes, ENDPOINTS_FIELD).unwrap_or_else(|| (Vec::new(), bytes.to_vec()));
             if let Some(locality) = self.reader.decode(&beside, &path) {
                 self.locality(&locality, &endpoints, &path, &mut priorities);
             }
         }
-        // A27: a gap would be a priority that nobody can serve.
+        // A27: priorities must be contiguous from 0.
         if let Some((expected, found)) = (0..).zip(priorities.keys()).find(|(i, found)| i != *found) {
             self.reader.problem(&path, format!("there is a priority {found} but no priority {expected}"));
         }
         let note = no_endpoints_note(&priorities);
-        // A27: an address that is there twice is a problem.
+        // Duplicate addresses are rejected elsewhere (A27), so all endpoints are distinct.
         let priorities = priorities.into_values().map(|priority| Endpoints::distinct(priority.endpoints));
         EndpointSet { priorities: priorities.collect(), drops, note }
     }
@@ -207,7 +211,7 @@ impl<'a> EndpointsReader<'a> {
     ) {
         let path_of_endpoints = path.field("lb_endpoints");
         let Some(weight) = message.load_balancing_weight.filter(|weight| *weight > 0) else {
-            // What is passed over need not be right, but must be what it says it is.
+            // A skipped locality need not be valid, but its endpoints must be decodable.
             for (i, bytes) in endpoints.iter().enumerate() {
                 self.reader.decode::<LbEndpoint>(bytes, &path_of_endpoints.index(i));
             }
@@ -253,6 +257,7 @@ impl<'a> EndpointsReader<'a> {
             if let DuplicateCheck::Deferred(addresses) = &mut self.addresses
                 && let Some(plain) = plain_endpoint::read(bytes)
             {
+                // Unhealthy endpoints are skipped before their weight and address are checked.
                 let Some(health) = health(plain.health_status) else { continue };
                 if weights.add_overflows(plain.weight.unwrap_or(1)) {
                     self.reader.problem(&path, "is too heavy");
@@ -304,7 +309,7 @@ impl<'a> EndpointsReader<'a> {
                 self.address(address.address.as_ref(), &path.field("address"))
             })
             .collect();
-        // Nearly all have one.
+        // Nearly all endpoints have one address.
         let known = if further.is_empty() {
             Endpoint::at(first?)
         } else {
@@ -321,7 +326,7 @@ impl<'a> EndpointsReader<'a> {
         Some(known)
     }
 
-    /// An IP address with its port, which nobody else has.
+    /// Reads an IP address with a port, and checks that it is unique in the resource.
     fn address(&mut self, message: Option<&AddressMessage>, path: &FieldPath<'_>) -> Option<SocketAddr> {
         let path = path.field("socket_address");
         let Some(AddressKind::SocketAddress(socket)) = message.and_then(|message| message.address.as_ref())
@@ -363,7 +368,7 @@ impl<'a> EndpointsReader<'a> {
         Some(address)
     }
 
-    /// A76: what the endpoint is hashed by, instead of its address.
+    /// Returns the key that replaces the address in the hash ring (A76).
     fn hash_key(&mut self, metadata: &Metadata, path: &FieldPath<'_>) -> Option<String> {
         let (namespace, key) = HASH_KEY;
         let value = metadata.filter_metadata.get(namespace)?.fields.get(key)?;
@@ -380,8 +385,8 @@ impl<'a> EndpointsReader<'a> {
     }
 }
 
-/// The health of an endpoint that may be called. One that is draining would be for sessions that it already has (A55),
-/// of which there are none here.
+/// Returns the health of a usable endpoint. A draining endpoint may serve only its existing sessions (A55),
+/// which are not supported.
 pub(super) fn health(status: i32) -> Option<EndpointHealthStatus> {
     match HealthStatus::try_from(status) {
         Ok(HealthStatus::Unknown) => Some(EndpointHealthStatus::Unknown),
@@ -401,7 +406,7 @@ mod tests {
 
     use super::*;
 
-    /// A resource with these localities: each with its priority, its weight and its endpoints as they stand there.
+    /// Encodes a resource with these localities: priority, weight and encoded endpoints of each.
     fn resource(all: &[(u32, u32, Vec<Vec<u8>>)]) -> Vec<u8> {
         let named =
             ClusterLoadAssignment { cluster_name: "c".to_owned(), ..ClusterLoadAssignment::default() };
@@ -416,7 +421,7 @@ mod tests {
         bytes
     }
 
-    /// All that was read, or what is wrong.
+    /// Returns all parsed contents, or the validation errors.
     fn told(
         read: Result<ParsedResource, RejectedResource>,
     ) -> Result<(String, Vec<Vec<Endpoint>>, String), RejectedResource> {
@@ -430,7 +435,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(10_000))]
 
-        /// Endpoints that are right, and those with which something is wrong, by themselves or together.
+        /// Compares both readers on valid endpoints, and on endpoints that are invalid alone or in
+        /// combination.
         #[test]
         fn what_is_read_quickly_is_what_is_read_as_a_whole(
             localities in prop::collection::vec(

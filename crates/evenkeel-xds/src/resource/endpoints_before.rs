@@ -1,8 +1,7 @@
-//! What was read of a `ClusterLoadAssignment` before, for the version that comes after it.
+//! Previous version of a `ClusterLoadAssignment`, for incremental parsing.
 //!
-//! Most often one endpoint of thousands has changed. Endpoints whose bytes are the same are the same endpoints: they are
-//! not decoded and not checked again, and keep their allocation, by which everybody who comes after knows that nothing
-//! changed.
+//! An update usually changes one endpoint of thousands. Endpoints with equal bytes are neither decoded nor
+//! validated again. They keep their allocation, and its identity is the change signal for all later stages.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,28 +15,28 @@ use evenkeel_proto::prost::Message as _;
 use crate::resource::endpoints::{ENDPOINTS_FIELD, LOCALITIES_FIELD, health};
 use crate::resource::wire;
 
-/// The number of `LbEndpoint.health_status`.
+/// Field number of `LbEndpoint.health_status`.
 const HEALTH_STATUS_FIELD: u32 = 2;
 
-/// How far ahead to look for where two lists agree again.
+/// Maximum number of old endpoints that are compared with a new one before it counts as changed.
 const MAX_LOOKAHEAD: usize = 8;
 
-/// A resource that was accepted: its localities that have a weight.
+/// Localities with a weight of an accepted resource.
 #[derive(Default)]
 pub(super) struct PreviousEndpoints<'a> {
     localities: Vec<PreviousLocality<'a>>,
 }
 
-/// A locality as it was.
+/// Locality of the previous version.
 struct PreviousLocality<'a> {
-    /// Without endpoints.
+    /// The message without its endpoints.
     message: LocalityLbEndpoints,
-    /// Every endpoint that may be called: as it came, and what it became.
+    /// Usable endpoints, as received and as parsed.
     endpoints: Vec<(&'a [u8], &'a Endpoint)>,
 }
 
 impl<'a> PreviousEndpoints<'a> {
-    /// The resource that was read from these bytes; nothing of it if that cannot be so.
+    /// Creates the previous version from its bytes and its parsed form. It is empty if the two do not match.
     pub(super) fn new(bytes: &'a [u8], set: &'a EndpointSet) -> PreviousEndpoints<'a> {
         PreviousEndpoints::read(bytes, set).unwrap_or_default()
     }
@@ -59,7 +58,8 @@ impl<'a> PreviousEndpoints<'a> {
         lists.iter_mut().all(|list| list.next().is_none()).then_some(PreviousEndpoints { localities })
     }
 
-    /// What each of these endpoints of a locality, without which it is `message`, was read as, where it was read.
+    /// Returns the previous form of each endpoint of a locality, if there is one. `message` is the locality
+    /// without endpoints.
     pub(super) fn find(&self, message: &LocalityLbEndpoints, all: &[&[u8]]) -> Vec<Option<&'a Endpoint>> {
         let known = self.localities.iter().find(|known| known.message == *message);
         let Some(PreviousLocality { endpoints, .. }) = known else { return vec![None; all.len()] };
@@ -73,7 +73,7 @@ impl<'a> PreviousEndpoints<'a> {
             old = rest;
             missed = if at.is_some() { 0 } else { missed.saturating_add(1) };
             if missed > MAX_LOOKAHEAD {
-                // They do not stand in the same order.
+                // The order differs, so find the others by their bytes.
                 let mut by_bytes: HashMap<&[u8], &Endpoint> = old.iter().copied().collect();
                 let rest: Vec<_> = all.iter().skip(found.len()).map(|bytes| by_bytes.remove(bytes)).collect();
                 found.extend(rest);
@@ -83,7 +83,7 @@ impl<'a> PreviousEndpoints<'a> {
         found
     }
 
-    /// The locality as it was, if it is in one of these.
+    /// Returns the allocation of a locality, if an endpoint of the previous version is in it.
     pub(super) fn locality(&self, locality: &Locality) -> Option<&'a Arc<Locality>> {
         let mut all = self.localities.iter().filter_map(|known| known.endpoints.first()?.1.locality());
         all.find(|known| ***known == *locality)
@@ -107,7 +107,7 @@ mod tests {
     use crate::bootstrap::ServerConfig;
     use crate::resource::{ParsedResource, Resource, ResourceParser, ResourceType};
 
-    /// Parses `message` alone, or after a version that was accepted.
+    /// Parses `message` alone, or as the successor of an accepted version.
     fn parse(
         message: &ClusterLoadAssignment,
         before: Option<(&ClusterLoadAssignment, &Arc<EndpointSet>)>,
@@ -135,7 +135,7 @@ mod tests {
         ClusterLoadAssignment { cluster_name: "c".to_owned(), endpoints, ..ClusterLoadAssignment::default() }
     }
 
-    /// One locality with these endpoints.
+    /// Returns a resource with one locality and these endpoints.
     fn with(endpoints: Vec<LbEndpoint>) -> ClusterLoadAssignment {
         assignment(vec![LocalityLbEndpoints { lb_endpoints: endpoints, ..locality("a", 1, 0, &[]) }])
     }
@@ -148,7 +148,7 @@ mod tests {
         LbEndpoint { health_status: status.into(), ..endpoint("10.0.0.1", port) }
     }
 
-    /// The endpoints of each priority, as text.
+    /// Returns the endpoints of each priority as text.
     fn shown(set: &EndpointSet) -> Vec<Vec<String>> {
         let endpoint = |endpoint: &Endpoint| {
             let weight = endpoint.weight().map(|weight| format!(" x{weight}")).unwrap_or_default();
@@ -159,14 +159,14 @@ mod tests {
         set.priorities.iter().map(|priority| priority.iter().map(endpoint).collect()).collect()
     }
 
-    /// Which endpoints of a set are those of another one, in memory.
+    /// Returns true for each endpoint of `set` that shares its allocation with one of `before`.
     fn kept(set: &EndpointSet, before: &EndpointSet) -> Vec<bool> {
         let old: Vec<&Endpoint> = before.priorities.iter().flat_map(Endpoints::iter).collect();
         let new = set.priorities.iter().flat_map(Endpoints::iter);
         new.map(|endpoint| old.iter().any(|old| old.is_same(endpoint))).collect()
     }
 
-    /// Identity is the change signal: what did not change between two versions is not read again.
+    /// Identity is the change signal: unchanged endpoints are not parsed again.
     #[test]
     fn endpoints_that_did_not_change_stay_the_same() {
         let zone_b = locality("b", 1, 1, &["10.0.0.4:80", "10.0.0.5:80"]);
@@ -205,7 +205,7 @@ mod tests {
         first.locality().expect("its locality")
     }
 
-    /// A27: an address may not be there twice, be it read before or not.
+    /// A27: duplicate addresses are found among unchanged and changed endpoints.
     #[test]
     fn what_was_read_before_counts() {
         let before = with((1..=40).map(|port| endpoint("10.0.0.1", port)).collect());
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(parse(&twice, Some((&before, &set))).expect_err("a bad resource"), refused(&twice));
     }
 
-    /// VAL-E6: weights of endpoints that did not change count towards the limit of their locality.
+    /// VAL-E6: weights of unchanged endpoints count towards the limit of their locality.
     #[test]
     fn unchanged_weights_count_towards_the_limit() {
         let before = with(vec![weighing(u32::MAX - 5, 80), weighing(5, 81)]);
@@ -237,11 +237,11 @@ mod tests {
         }
     }
 
-    /// A locality's priority, and the port, health and weight of its endpoints.
+    /// Priority of a locality, with the port, health and weight of each endpoint.
     type LocalitySpec = (u32, Vec<(u16, i32, u32)>);
 
     proptest! {
-        /// Reading a version after another one leads to the same as reading it alone.
+        /// Incremental parsing has the same result as parsing a version alone.
         #[test]
         fn versions_read_the_same(
             versions in prop::collection::vec(

@@ -1,4 +1,4 @@
-//! Reading the small parts that many messages share.
+//! Readers of small messages that occur in many resources.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use evenkeel_proto::prost_types;
 use crate::resource::RejectedResource;
 use crate::{FieldPath, ValidationErrors};
 
-/// The longest duration in protobuf, in seconds (10,000 years).
+/// Maximum protobuf duration in seconds (10,000 years).
 const MAX_SECONDS: i64 = 315_576_000_000;
 
-/// Decodes a message; bytes that are no such message are a problem of the resource as a whole.
+/// Decodes a message. Malformed bytes are an error of the whole resource.
 pub(crate) fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, RejectedResource> {
     M::decode(bytes).map_err(|error| RejectedResource {
         name: None,
@@ -21,7 +21,7 @@ pub(crate) fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Rej
     })
 }
 
-/// A duration that is valid protobuf and not negative.
+/// Returns a valid protobuf duration that is not negative.
 pub(crate) fn duration(
     value: &prost_types::Duration,
     path: &FieldPath<'_>,
@@ -40,7 +40,7 @@ pub(crate) fn duration(
     None
 }
 
-/// What the numerator of a fraction counts. An unknown denominator is a problem.
+/// Returns the denominator of a fraction. An unknown one is an error.
 pub(crate) fn denominator(
     value: i32,
     path: &FieldPath<'_>,

@@ -1,13 +1,13 @@
-//! What is found while something is read: problems that spoil it, and warnings that do not.
+//! Errors and warnings of a resource, collected while it is parsed.
 
 use std::fmt;
 
 use crate::{FieldPath, ValidationErrors};
 
-/// How many warnings are told apart; more are only counted.
+/// Maximum number of warnings that are kept. Further ones are counted.
 const MAX_KEPT: usize = 32;
 
-/// Problems and warnings, each with the path to its field.
+/// Errors and warnings, each with its field path.
 #[derive(Debug, Default)]
 pub(crate) struct ParseDiagnostics {
     pub(crate) problems: ValidationErrors,
@@ -16,12 +16,12 @@ pub(crate) struct ParseDiagnostics {
 }
 
 impl ParseDiagnostics {
-    /// Something is wrong with the field at `path`.
+    /// Records that the field at `path` is invalid.
     pub(crate) fn problem(&mut self, path: &FieldPath<'_>, text: impl Into<String>) {
         self.problems.add(path, text);
     }
 
-    /// The operator should know something about the field at `path`.
+    /// Records a warning for the operator about the field at `path`.
     pub(crate) fn warn(&mut self, path: &FieldPath<'_>, text: impl fmt::Display) {
         if self.warnings.len() < MAX_KEPT {
             self.warnings.push(format!("{path}: {text}"));
@@ -30,7 +30,7 @@ impl ParseDiagnostics {
         }
     }
 
-    /// The warnings if there is no problem.
+    /// Returns the warnings if there is no error.
     pub(crate) fn warnings(mut self) -> Result<Vec<String>, ValidationErrors> {
         if self.more_warnings > 0 {
             self.warnings.push(format!("and {} more warnings", self.more_warnings));

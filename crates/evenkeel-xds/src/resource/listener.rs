@@ -1,4 +1,4 @@
-//! Listeners (LDS): the root of what a channel is told.
+//! Listeners (LDS): root of a channel's configuration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,25 +18,25 @@ use crate::resource::{
 };
 use crate::routing::FilterInstance;
 
-/// An API listener with its HTTP connection manager.
+/// API listener with its HTTP connection manager.
 #[derive(Clone, Debug)]
 pub struct Listener {
-    /// The name.
+    /// Name of the listener.
     pub name: String,
-    /// Where the routes are.
+    /// Source of the route configuration.
     pub routes: RouteSource,
-    /// The longest a stream may take where its route does not say (RT-1).
+    /// Maximum duration of a stream whose route does not set one (RT-1).
     pub max_stream_duration: Option<Duration>,
-    /// The filters in the order in which they run; the last one is the router (A39).
+    /// HTTP filters in the order in which they run. The last one is the router (A39).
     pub filters: Vec<FilterInstance>,
 }
 
-/// Where the routes of a listener are.
+/// Source of a listener's route configuration.
 #[derive(Clone, Debug)]
 pub enum RouteSource {
-    /// In the listener.
+    /// Route configuration inside the listener.
     Inline(Arc<RouteConfig>),
-    /// In the route configuration of this name.
+    /// Name of the route configuration to subscribe to.
     Rds(String),
 }
 
@@ -61,7 +61,7 @@ pub(super) fn parse(
     reader.finish(message.name, listener)
 }
 
-/// The connection manager of an API listener.
+/// Returns the connection manager of an API listener.
 fn manager(
     message: &proto::Listener,
     path: &FieldPath<'_>,
@@ -118,13 +118,13 @@ fn check_source(message: Option<&ConfigSource>, path: &FieldPath<'_>, reader: &m
     reader.problem(path, format!("expected ads or self, found {found}"));
 }
 
-/// Checks what is said about connections; gives the default for streams.
+/// Validates the connection options. Returns the default for `max_stream_duration`.
 fn options(
     manager: &HttpConnectionManager,
     path: &FieldPath<'_>,
     reader: &mut ResourceReader<'_>,
 ) -> Option<Duration> {
-    // A41: gRPC does not tell the direct peer from one that a header names.
+    // A41: gRPC does not derive the peer address from headers.
     if manager.xff_num_trusted_hops != 0 {
         let text = format!("expected 0, found {}", manager.xff_num_trusted_hops);
         reader.problem(&path.field("xff_num_trusted_hops"), text);

@@ -1,8 +1,7 @@
-//! Resources, parsed and checked.
+//! Parsed and validated resources.
 //!
-//! A resource comes as bytes with a type. What [`ResourceParser::parse`] accepts is a type that cannot be wrong; what it does not
-//! accept is answered with every problem at once, each with the path to its field (A40). Nothing past this door
-//! checks again.
+//! A resource arrives as bytes with a type. [`ResourceParser::parse`] returns a type that cannot be invalid,
+//! or all validation errors at once, each with its field path (A40). Later code does not validate again.
 
 mod addresses;
 mod cluster;
@@ -40,7 +39,7 @@ pub use security::{
     CertificateSource, ClusterSecurity, RootCertificates, SanKind, SanMatcher, SecurityConfig,
 };
 
-/// The types of resources that a client asks for.
+/// Resource types that the client subscribes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ResourceType {
     /// `envoy.config.listener.v3.Listener`
@@ -54,11 +53,11 @@ pub enum ResourceType {
 }
 
 impl ResourceType {
-    /// All of them, in the order in which they lead to each other.
+    /// All types, in the order in which they reference each other.
     pub const ALL: [ResourceType; 4] =
         [ResourceType::Listener, ResourceType::RouteConfig, ResourceType::Cluster, ResourceType::Endpoints];
 
-    /// The full name of the message.
+    /// Returns the full name of the message.
     pub fn message(self) -> &'static str {
         match self {
             ResourceType::Listener => "envoy.config.listener.v3.Listener",
@@ -68,7 +67,7 @@ impl ResourceType {
         }
     }
 
-    /// The type URL that requests carry.
+    /// Returns the type URL for requests.
     pub fn type_url(self) -> &'static str {
         match self {
             ResourceType::Listener => "type.googleapis.com/envoy.config.listener.v3.Listener",
@@ -78,21 +77,21 @@ impl ResourceType {
         }
     }
 
-    /// The type that a type URL names; what stands before the last slash does not matter.
+    /// Returns the type of a type URL. The part up to the last slash is ignored.
     pub fn from_type_url(type_url: &str) -> Option<ResourceType> {
         let message = message_name(type_url);
         ResourceType::ALL.into_iter().find(|kind| kind.message() == message)
     }
 
-    /// Whether a response of the state-of-the-world variant lists every resource there is, so that one that is missing
-    /// is gone (A53).
+    /// Returns true if a state-of-the-world response lists every existing resource, so that a missing one was
+    /// deleted (A53).
     pub fn is_complete_in_sotw(self) -> bool {
         matches!(self, ResourceType::Listener | ResourceType::Cluster)
     }
 }
 
 impl fmt::Display for ResourceType {
-    /// What errors call a resource of this type.
+    /// Writes the name of the type for error messages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             ResourceType::Listener => "listener",
@@ -103,46 +102,46 @@ impl fmt::Display for ResourceType {
     }
 }
 
-/// The name of the message that a type URL names: what stands after its last slash.
+/// Returns the message name of a type URL: the part after the last slash.
 pub(crate) fn message_name(type_url: &str) -> &str {
     type_url.rsplit('/').next().unwrap_or(type_url)
 }
 
-/// The name in a resource, found without decoding the whole: its first field.
+/// Returns the name of a resource without decoding all of it. The name is the first field.
 pub(crate) fn name_within(any: &Any) -> Option<&str> {
     wire::first_text(&any.value)
 }
 
-/// A resource that is fit for use. Cheap to clone.
+/// Valid resource. Cheap to clone.
 #[derive(Clone, Debug)]
 pub enum Resource {
-    /// A listener.
+    /// Listener (LDS) of a client.
     Listener(Arc<Listener>),
-    /// A route configuration.
+    /// Route configuration (RDS) of listeners.
     RouteConfig(Arc<RouteConfig>),
-    /// A cluster.
+    /// Cluster (CDS), leaf or aggregate.
     Cluster(Arc<Cluster>),
-    /// The endpoints of a cluster.
+    /// Endpoints (EDS) of a cluster.
     Endpoints(Arc<EndpointSet>),
 }
 
-/// A resource with its name, and what is odd about it.
+/// Valid resource with its name and warnings.
 #[derive(Clone, Debug)]
 pub struct ParsedResource {
-    /// The name.
+    /// Name in the resource, not normalized.
     pub name: String,
-    /// The resource.
+    /// Parsed contents of the resource.
     pub resource: Resource,
-    /// What was accepted but the operator should know: fields that are ignored, values that were held to a limit.
+    /// Warnings for the operator, about ignored fields and clamped values.
     pub warnings: Vec<String>,
 }
 
-/// A resource that is not fit for use.
+/// Invalid resource with its validation errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedResource {
-    /// Its name, if it could be read.
+    /// Name of the resource, if it could be decoded.
     pub name: Option<String>,
-    /// What is wrong.
+    /// Validation errors with their field paths.
     pub problems: ValidationErrors,
 }
 
@@ -157,21 +156,21 @@ impl fmt::Display for RejectedResource {
 
 impl std::error::Error for RejectedResource {}
 
-/// Parses resources by what this client supports.
+/// Parser of resources, configured with the supported features.
 #[derive(Clone, Debug)]
 pub struct ResourceParser {
-    /// The policies that clusters may use.
+    /// Policies that clusters may use.
     pub registry: Registry,
-    /// How the control plane's policies become ours.
+    /// Converters from policies of the control plane to policies of the registry.
     pub converters: LbPolicyConverters,
-    /// How much is accepted.
+    /// Limits on accepted data.
     pub limits: XdsLimits,
-    /// The certificate providers of the bootstrap, by instance name.
+    /// Instance names of the certificate providers in the bootstrap.
     pub certificate_providers: BTreeSet<String>,
 }
 
 impl ResourceParser {
-    /// A parser with everything that is built in, for clusters that may use the policies of `registry`.
+    /// Creates a parser with all built-in features, for clusters that use the policies of `registry`.
     pub fn new(registry: Registry) -> ResourceParser {
         ResourceParser {
             registry,
@@ -181,7 +180,8 @@ impl ResourceParser {
         }
     }
 
-    /// Parses one resource of a response of type `kind`, as `from` sent it; a `Resource` wrapper must be opened before.
+    /// Parses one resource of a response of type `kind` that `from` sent. The caller removes a `Resource`
+    /// wrapper before.
     pub fn parse(
         &self,
         kind: ResourceType,
@@ -191,7 +191,7 @@ impl ResourceParser {
         self.parse_incremental(None, kind, any, from)
     }
 
-    /// Parses one resource of which another version may be in use, as it was received and as it was parsed. Parts that are equal
+    /// Parses one resource. `before` is the version in use, as received and as parsed. Parts that are equal
     /// in both keep their allocations, and their warnings are not repeated.
     pub(crate) fn parse_incremental(
         &self,

@@ -1,14 +1,14 @@
-//! Names of resources, old and new (A47).
+//! Resource names, old-style and new-style (A47).
 //!
-//! An old-style name is any text. A new-style name says where it belongs:
+//! An old-style name is any text. A new-style name contains its authority and type:
 //!
 //! ```text
 //! xdstp://xds.example.com/envoy.config.listener.v3.Listener/orders/eu?env=prod&zone=a
 //!         authority       type                              id        context parameters
 //! ```
 //!
-//! One resource has many spellings: context parameters in any order, characters percent-encoded or not. A
-//! [`ResourceName`] holds the one spelling that stands for all of them, so that comparing names compares resources.
+//! A name has many equivalent spellings: context parameters in any order, characters percent-encoded or not.
+//! A [`ResourceName`] holds the canonical one, so that equal names denote the same resource.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,10 +19,10 @@ use crate::XdsLimits;
 use crate::resource::ResourceType;
 use crate::text::quoted;
 
-/// What new-style names start with.
+/// Scheme of new-style names.
 const SCHEME: &str = "xdstp:";
 
-/// The name of a resource in its canonical spelling. Cheap to clone.
+/// Resource name in its canonical form. Cheap to clone.
 ///
 /// ```
 /// use evenkeel_xds::resource::name::ResourceName;
@@ -43,11 +43,11 @@ pub struct ResourceName {
 }
 
 impl ResourceName {
-    /// Reads the name of a resource of type `kind`.
+    /// Parses the name of a resource of type `kind`.
     ///
-    /// A text that starts with `xdstp:` must be a new-style name of that type; any other text is an old-style name and
-    /// stays as it is. Where a context parameter stands twice the last value counts. What stands after a `#` tells
-    /// a client how to process the resource, not which one it is, and is left out.
+    /// A text with the scheme `xdstp:` must be a new-style name of that type. Any other text is an old-style
+    /// name and stays unchanged. The last value of a repeated context parameter is used. Directives after a
+    /// `#` are dropped, because they are not part of the identity.
     pub fn parse(kind: ResourceType, text: &str) -> Result<ResourceName, ResourceNameError> {
         let limit = XdsLimits::default().name_bytes;
         let fail = |problem: String| ResourceNameError { name: quoted(text), problem };
@@ -69,12 +69,13 @@ impl ResourceName {
         Ok(name)
     }
 
-    /// The authority of a new-style name, not percent-encoded, and possibly empty; `None` for an old-style name.
+    /// Returns the percent-decoded authority of a new-style name, which may be empty. `None` for an old-style
+    /// name.
     pub fn authority(&self) -> Option<&str> {
         self.authority.as_deref()
     }
 
-    /// The canonical spelling.
+    /// Returns the canonical form of the name.
     pub fn as_str(&self) -> &str {
         &self.canonical
     }
@@ -90,7 +91,7 @@ impl fmt::Display for ResourceName {
     }
 }
 
-/// A text that is not the name of a resource.
+/// Error of a malformed resource name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceNameError {
     name: String,
@@ -98,7 +99,7 @@ pub struct ResourceNameError {
 }
 
 impl ResourceNameError {
-    /// What is wrong with it, without the name.
+    /// Returns the description of the error without the name.
     pub fn problem(&self) -> &str {
         &self.problem
     }
@@ -112,7 +113,8 @@ impl fmt::Display for ResourceNameError {
 
 impl std::error::Error for ResourceNameError {}
 
-/// Whether a template makes new-style names, so that what is filled in must be percent-encoded (A47).
+/// Returns true if a template produces new-style names. Values for its placeholders must then be
+/// percent-encoded (A47).
 pub(crate) fn is_xdstp(text: &str) -> bool {
     text.starts_with(SCHEME)
 }
@@ -132,7 +134,7 @@ fn parse_xdstp(kind: ResourceType, text: &str) -> Result<ResourceName, String> {
     }
     let authority = decoded(authority)?;
     let mut canonical = format!("xdstp://{}/{}", encode_authority(&authority), kind.message());
-    // By segments, so that an encoded slash is not taken for one that separates.
+    // Decode by segment: an encoded slash is no separator.
     for segment in id.split('/') {
         canonical.push('/');
         encode(&decoded(segment)?, is_segment, &mut canonical);
@@ -148,7 +150,7 @@ fn parse_xdstp(kind: ResourceType, text: &str) -> Result<ResourceName, String> {
     Ok(ResourceName { canonical: canonical.into(), authority: Some(authority.into()) })
 }
 
-/// Context parameters, sorted (TP1 "Normalization").
+/// Parses context parameters, sorted by key (TP1 "Normalization").
 fn parameters(query: &str) -> Result<BTreeMap<String, String>, String> {
     let mut parameters = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -161,14 +163,14 @@ fn parameters(query: &str) -> Result<BTreeMap<String, String>, String> {
     Ok(parameters)
 }
 
-/// Percent-encodes what may not stand in the path of a URI; slashes stay (A47).
+/// Percent-encodes characters that are invalid in the path of a URI. Slashes stay (A47).
 pub(crate) fn encode_path(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     encode(text, |byte| byte == b'/' || is_segment(byte), &mut out);
     out
 }
 
-/// Percent-encodes what may not stand in the authority of a URI; slashes are encoded too.
+/// Percent-encodes characters that are invalid in the authority of a URI. Slashes are encoded too.
 pub(crate) fn encode_authority(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     encode(text, |byte| matches!(byte, b'[' | b']') || is_segment(byte), &mut out);
@@ -186,7 +188,7 @@ fn encode(text: &str, keep: impl Fn(u8) -> bool, out: &mut String) {
     }
 }
 
-/// Without percent-encoding.
+/// Decodes percent-encoded text.
 pub(crate) fn decoded(text: &str) -> Result<String, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -204,12 +206,12 @@ pub(crate) fn decoded(text: &str) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| format!("{}: is not UTF-8 when percent-decoded", quoted(text)))
 }
 
-/// What RFC 3986 lets stand in a segment of a path (`pchar`).
+/// Returns true for characters of a path segment (`pchar` of RFC 3986).
 fn is_segment(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@".contains(&byte)
 }
 
-/// What may stand in the key or value of a query without ending it.
+/// Returns true for characters that need no encoding in a key or value of a query.
 fn is_parameter(byte: u8) -> bool {
     matches!(byte, b'/' | b'?') || (is_segment(byte) && !matches!(byte, b'&' | b'='))
 }

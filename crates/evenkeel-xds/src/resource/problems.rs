@@ -1,8 +1,9 @@
-//! What is wrong with a resource: every problem, each with the path to its field.
+//! Validation errors of a resource, each with its field path.
 
 use std::fmt;
 
-/// The place of a field in a message. It is built while walking down and costs nothing until it is written.
+/// Path of a field in a message. It borrows its parents and is formatted only for an error, so it needs no
+/// allocation.
 ///
 /// ```
 /// use evenkeel_xds::FieldPath;
@@ -26,26 +27,26 @@ enum PathSegment<'a> {
 }
 
 impl FieldPath<'static> {
-    /// The resource itself.
+    /// Returns the path of the resource itself.
     pub fn root() -> FieldPath<'static> {
         FieldPath { parent: None, segment: PathSegment::Root }
     }
 }
 
 impl<'a> FieldPath<'a> {
-    /// A field of the message here, as the `.proto` file spells it.
+    /// Returns the path of a field of this message, named as in the `.proto` file.
     #[must_use]
     pub fn field(&'a self, name: &'a str) -> FieldPath<'a> {
         FieldPath { parent: Some(self), segment: PathSegment::Field(name) }
     }
 
-    /// An element of the list here.
+    /// Returns the path of an element of this list.
     #[must_use]
     pub fn index(&'a self, index: usize) -> FieldPath<'a> {
         FieldPath { parent: Some(self), segment: PathSegment::Index(index) }
     }
 
-    /// An entry of the map here.
+    /// Returns the path of an entry of this map.
     #[must_use]
     pub fn key(&'a self, key: &'a str) -> FieldPath<'a> {
         FieldPath { parent: Some(self), segment: PathSegment::Key(key) }
@@ -71,12 +72,12 @@ impl fmt::Display for FieldPath<'_> {
     }
 }
 
-/// One problem.
+/// One validation error with its field path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidationError {
-    /// The path to the field, empty for the resource as a whole.
+    /// Path of the field. Empty for the whole resource.
     pub path: String,
-    /// What is wrong with it.
+    /// Description of the error.
     pub text: String,
 }
 
@@ -89,10 +90,10 @@ impl fmt::Display for ValidationError {
     }
 }
 
-/// How many problems of one resource are told apart; more are only counted.
+/// Maximum number of errors that are kept per resource. Further ones are counted.
 const MAX_KEPT: usize = 32;
 
-/// Every problem of one resource, in the order they were found (A40: all are reported together).
+/// Validation errors of one resource, in the order of detection (A40: all are reported together).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ValidationErrors {
     kept: Vec<ValidationError>,
@@ -100,19 +101,19 @@ pub struct ValidationErrors {
 }
 
 impl ValidationErrors {
-    /// None yet.
+    /// Creates an empty list of errors.
     pub fn new() -> ValidationErrors {
         ValidationErrors::default()
     }
 
-    /// One problem.
+    /// Creates a list with one error.
     pub fn one(path: &FieldPath<'_>, text: impl Into<String>) -> ValidationErrors {
         let mut problems = ValidationErrors::new();
         problems.add(path, text);
         problems
     }
 
-    /// Adds a problem of the field at `path`.
+    /// Adds an error of the field at `path`.
     pub fn add(&mut self, path: &FieldPath<'_>, text: impl Into<String>) {
         if self.kept.len() < MAX_KEPT {
             self.kept.push(ValidationError { path: path.to_string(), text: text.into() });
@@ -121,17 +122,17 @@ impl ValidationErrors {
         }
     }
 
-    /// Whether there is none.
+    /// Returns true if there is no error.
     pub fn is_empty(&self) -> bool {
         self.kept.is_empty()
     }
 
-    /// The problems that are told apart.
+    /// Returns the errors that are kept.
     pub fn iter(&self) -> impl Iterator<Item = &ValidationError> {
         self.kept.iter()
     }
 
-    /// `value` if there is no problem.
+    /// Returns `value` if there is no error.
     pub fn or<T>(self, value: T) -> Result<T, ValidationErrors> {
         if self.is_empty() { Ok(value) } else { Err(self) }
     }
