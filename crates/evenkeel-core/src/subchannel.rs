@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::collections::fast_map::FastMap;
 use crate::collections::inline_vec::InlineVec;
+use crate::engine::revision::{CompactRevision, Revision};
 use crate::engine::tree::NodeId;
 use crate::{Address, Instant, LoadReport, Rng, Status, TransportParams};
 
@@ -368,9 +369,8 @@ pub(crate) struct SubchannelTable {
     by_address: FastMap<Address, SubchannelId>,
     by_transport: FastMap<TransportParams, FastMap<Address, SubchannelId>>,
     failures: u64,
-    made: u64,
-    /// Number of changes to any subchannel; may wrap around.
-    changes: u32,
+    /// Revision at which the last subchannel was created.
+    created_at: Revision,
 }
 
 /// Slot of a subchannel. The fields that a pass reads for ten thousand subchannels are outside of the box,
@@ -378,8 +378,7 @@ pub(crate) struct SubchannelTable {
 #[derive(Debug)]
 struct SubchannelSlot {
     generation: u32,
-    /// Value of `changes` at the last change.
-    changed: u32,
+    changed_at: CompactRevision,
     subchannel: Option<Box<Subchannel>>,
 }
 
@@ -396,21 +395,19 @@ impl SubchannelTable {
         by_address.get(address).copied()
     }
 
-    pub(crate) fn find_or_create(
+    /// Creates the subchannel for an address. The caller has checked that there is none.
+    pub(crate) fn create(
         &mut self,
         address: &Address,
         transport: Option<&TransportParams>,
+        at: Revision,
     ) -> SubchannelId {
-        if let Some(id) = self.find(address, transport) {
-            return id;
-        }
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(SubchannelSlot { generation: 0, changed: 0, subchannel: None });
+            self.slots.push(SubchannelSlot { generation: 0, changed_at: at.compact(), subchannel: None });
             (self.slots.len() - 1) as u32
         });
-        self.changes = self.changes.wrapping_add(1);
         let slot = &mut self.slots[index as usize];
-        slot.changed = self.changes;
+        slot.changed_at = at.compact();
         let id = SubchannelId { index, generation: slot.generation };
         slot.subchannel = Some(Box::new(Subchannel {
             id,
@@ -433,7 +430,7 @@ impl SubchannelTable {
             Some(transport) => self.by_transport.entry(transport.clone()).or_default(),
         };
         by_address.insert(address.clone(), id);
-        self.made += 1;
+        self.created_at = at;
         id
     }
 
@@ -448,23 +445,16 @@ impl SubchannelTable {
     }
 
     /// Returns the subchannel for a change that policies can see.
-    pub(crate) fn change(&mut self, id: SubchannelId) -> Option<&mut Subchannel> {
+    pub(crate) fn change(&mut self, id: SubchannelId, at: Revision) -> Option<&mut Subchannel> {
         let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation)?;
-        self.changes = self.changes.wrapping_add(1);
-        slot.changed = self.changes;
+        slot.changed_at = at.compact();
         slot.subchannel.as_deref_mut()
     }
 
-    /// Returns the number of changes.
-    pub(crate) fn changes(&self) -> u32 {
-        self.changes
-    }
-
-    /// Returns true if the subchannel exists and has not changed after `since`.
-    pub(crate) fn is_unchanged(&self, id: SubchannelId, since: u32) -> bool {
-        let slot = self.slots.get(id.index()).filter(|slot| slot.generation == id.generation);
-        // The counter may have wrapped around: a change older than half of the range counts as changed.
-        slot.is_some_and(|slot| since.wrapping_sub(slot.changed).cast_signed() >= 0)
+    /// Returns the revision of the last change of a subchannel, if it exists.
+    pub(crate) fn changed_at(&self, id: SubchannelId) -> Option<CompactRevision> {
+        let slot = self.slots.get(id.index()).filter(|slot| slot.generation == id.generation)?;
+        Some(slot.changed_at)
     }
 
     /// Removes a subchannel. Its id is never reused.
@@ -493,9 +483,9 @@ impl SubchannelTable {
         self.failures
     }
 
-    /// Returns the number of subchannels ever created.
-    pub(crate) fn made(&self) -> u64 {
-        self.made
+    /// Returns the revision at which the last subchannel was created. Until it changes, no address has another subchannel.
+    pub(crate) fn created_at(&self) -> Revision {
+        self.created_at
     }
 
     pub(crate) fn len(&self) -> usize {

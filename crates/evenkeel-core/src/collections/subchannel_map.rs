@@ -63,15 +63,16 @@ impl<T: fmt::Debug> fmt::Debug for SubchannelMap<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::revision::Revision;
     use crate::subchannel::SubchannelTable;
 
     /// A value belongs to one subchannel, also if a later one has the same index.
     #[test]
     fn a_value_belongs_to_one_generation() {
         let mut subchannels = SubchannelTable::default();
-        let earlier = subchannels.find_or_create(&"a".into(), None);
+        let earlier = subchannels.create(&"a".into(), None, Revision::default());
         subchannels.remove(earlier);
-        let later = subchannels.find_or_create(&"b".into(), None);
+        let later = subchannels.create(&"b".into(), None, Revision::default());
         assert_eq!(earlier.index(), later.index());
         let mut map = SubchannelMap::default();
         assert_eq!(map.insert(earlier, "a"), None);

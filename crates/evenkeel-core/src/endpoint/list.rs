@@ -6,10 +6,11 @@
 
 use crate::collections::diff::{PerEndpoint, apply_diff};
 use crate::endpoint::connection::{ConnectMode, EndpointConnection, EndpointConnectionState};
+use crate::engine::cx::PolicyRun;
 use crate::engine::describe::{DescribeCx, Description, EndpointRow};
+use crate::engine::revision::CompactRevision;
 use crate::{
-    ConnectivityState, Cx, Endpoint, EndpointHealthStatus, Endpoints, PolicyScope, Status, Subchannel,
-    SubchannelId,
+    ConnectivityState, Cx, Endpoint, EndpointHealthStatus, Endpoints, Status, Subchannel, SubchannelId,
 };
 
 /// So many connections are begun in one run. The others follow in runs of their own, right after it: where thousands of endpoints
@@ -21,8 +22,8 @@ const MAX_CONNECTS_PER_RUN: usize = 256;
 pub struct EndpointList<T> {
     entries: Vec<EndpointEntry<T>>,
     source: Option<Endpoints>,
-    /// The number of the policy's last run, and the scope of it.
-    last: Option<(u64, PolicyScope)>,
+    /// Run of the policy that last reconciled the list.
+    last_run: Option<PolicyRun>,
 }
 
 /// One endpoint of a fleet.
@@ -35,8 +36,9 @@ pub struct EndpointEntry<T> {
     connection: EndpointConnection,
     state: EndpointConnectionState,
     ejected: bool,
-    /// How many changes of subchannels there were when it was last looked at.
-    seen: u32,
+    /// Revision at which `state` was last computed.
+    verified_at: CompactRevision,
+    /// True if the last run reused `state`.
     is_unchanged: bool,
     /// Nobody had begun to connect to it when it was last looked up, and it has its turn later.
     is_deferred: bool,
@@ -44,7 +46,7 @@ pub struct EndpointEntry<T> {
 
 impl<T> Default for EndpointList<T> {
     fn default() -> EndpointList<T> {
-        EndpointList { entries: Vec::new(), source: None, last: None }
+        EndpointList { entries: Vec::new(), source: None, last_run: None }
     }
 }
 
@@ -57,14 +59,11 @@ impl<T: Default + Send + 'static> EndpointList<T> {
             cx.discard(apply_diff(&mut self.entries, endpoints));
             self.source = Some(endpoints.clone());
         }
-        let runs = cx.runs();
-        let previous = runs.map(|(_, previous)| previous);
-        let follows =
-            self.last.as_ref().is_some_and(|(run, scope)| Some(*run) == previous && scope == cx.scope());
+        let follows = cx.follows(self.last_run.as_ref());
         let (mut started, mut is_deferred) = (0, false);
         for member in &mut self.entries {
             let only_subchannel = member.connection.only_subchannel().filter(|_| follows);
-            member.is_unchanged = only_subchannel.is_some_and(|id| cx.keep_unchanged(id, member.seen));
+            member.is_unchanged = only_subchannel.is_some_and(|id| cx.keep_unchanged(id, member.verified_at));
             if member.is_unchanged {
                 continue;
             }
@@ -81,12 +80,12 @@ impl<T: Default + Send + 'static> EndpointList<T> {
             }
             member.is_deferred = false;
             member.reconcile(connect_mode, cx);
-            member.seen = cx.changes();
+            member.verified_at = cx.revision().compact();
         }
         if is_deferred {
             cx.wake_at(cx.now());
         }
-        self.last = runs.map(|(run, _)| (run, cx.scope().clone()));
+        self.last_run = cx.run();
         changed
     }
 }
@@ -160,7 +159,7 @@ impl<T: Default> PerEndpoint for EndpointEntry<T> {
             connection: EndpointConnection::default(),
             state,
             ejected: false,
-            seen: 0,
+            verified_at: CompactRevision::default(),
             is_unchanged: false,
             is_deferred: false,
         }

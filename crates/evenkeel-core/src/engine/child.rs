@@ -1,23 +1,25 @@
-//! Holding a child policy: running it when it must be run, and switching gracefully when its policy changes.
+//! Child policies: memoized runs, and the graceful switch to another policy.
 
 use crate::config::LbConfig;
 use crate::engine::cx::{Cx, PolicyScope};
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::revision::PassAction;
 use crate::engine::tree::{NodeId, PolicyTree};
 use crate::policy::{AnyPolicy, LbState};
 use crate::{ConnectivityState, Endpoints};
 
-/// A child policy. It is made by its first [`ChildPolicy::reconcile`] and let go when its parent runs without
-/// reconciling it.
+/// Child of a policy. The first [`ChildPolicy::reconcile`] creates the policy; a run of the parent that does not reconcile it
+/// releases its connections.
 ///
-/// When the config names another policy, the old one serves, without further updates, until the new one leaves
-/// CONNECTING or the old one leaves READY.
+/// When the config names another policy, the current one serves until the new one leaves CONNECTING or the current one
+/// leaves READY. It receives no further updates meanwhile.
 #[derive(Debug, Default)]
 pub struct ChildPolicy {
     current: Option<ChildSlot>,
     pending: Option<ChildSlot>,
 }
 
+/// Policy, the inputs of its last run, and the state that it returned.
 #[derive(Debug)]
 struct ChildSlot {
     node: Option<NodeId>,
@@ -28,18 +30,19 @@ struct ChildSlot {
 }
 
 impl ChildPolicy {
-    /// A child that has not run yet.
+    /// Creates a child that has not run yet.
     pub fn new() -> ChildPolicy {
         ChildPolicy::default()
     }
 
-    /// Runs the child if anything changed for it, and answers its state. The same picker means that nothing did.
+    /// Returns the state of the child. Runs it first if its inputs or its dependencies changed. If they did not, the picker is
+    /// the same allocation as before.
     pub fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         let scope = cx.scope().clone();
         self.reconcile_in(scope, config, endpoints, cx)
     }
 
-    /// The same, below another scope.
+    /// Acts as [`ChildPolicy::reconcile`], with another scope.
     pub fn reconcile_in(
         &mut self,
         scope: PolicyScope,
@@ -73,44 +76,37 @@ impl ChildPolicy {
         new
     }
 
-    /// Runs the child with what it was last given, if anything happened to it. Answers whether its state is the same as before;
-    /// `false` too if that takes its parent.
-    fn rerun(&mut self, tree: &mut PolicyTree) -> bool {
+    /// Brings the child up to date with the inputs of its last run. Returns true if its state did not change. Returns false
+    /// during a switch too, since only the parent's run can complete it.
+    fn verify(&mut self, tree: &mut PolicyTree) -> bool {
         match (&mut self.current, &self.pending) {
-            (Some(current), None) => current.rerun(tree),
+            (Some(current), None) => current.verify(tree),
             (current, pending) => current.is_none() && pending.is_none(),
         }
     }
 
-    /// Says where the parent keeps the child, for [`Cx::keep_children`].
-    pub(crate) fn set_index(&self, place: usize, cx: &mut Cx<'_>) {
+    /// Sets the index that [`Cx::request_all_children`] returns for the child.
+    pub(crate) fn set_index(&self, index: usize, cx: &mut Cx<'_>) {
         for node in self.current.iter().chain(&self.pending).filter_map(|slot| slot.node) {
-            cx.tree.set_index(node, place);
+            cx.tree.set_index(node, index);
         }
     }
 
-    /// Keeps a child that [`ChildPolicy::reconcile`] would not run: it was given the same before, below the same scope, and nothing
-    /// happened to it since. Answers whether that is so; its state is then the same too. The cheapest way.
-    pub(crate) fn keep_unchanged(
-        &mut self,
-        config: &LbConfig,
-        endpoints: &Endpoints,
-        cx: &mut Cx<'_>,
-    ) -> bool {
+    /// Requests the child if [`ChildPolicy::reconcile`] would reuse its memo. Returns true if so; the state is then the same.
+    /// Unlike `reconcile` it clones neither the scope nor the state.
+    pub(crate) fn reuse(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> bool {
         let (Some(current), None) = (&self.current, &self.pending) else { return false };
-        let Some(id) = current.node else { return false };
-        let is_same = current.config.is_same(config)
-            && current.endpoints.is_same(endpoints)
-            && !cx.tree.is_dirty(id)
-            && cx.tree.node(id).is_some_and(|node| node.scope == cx.scope);
-        if is_same {
-            cx.tree.visit(Some(id), cx.node);
+        let Some(node) = current.node else { return false };
+        let inputs_unchanged = current.has_inputs(node, &cx.scope, config, endpoints, cx.tree);
+        let is_current = cx.tree.action(node, inputs_unchanged) == PassAction::Reuse;
+        if is_current {
+            cx.tree.request_child(Some(node), cx.node);
         }
-        is_same
+        is_current
     }
 
-    /// Runs a child that has been left without a config of its own, with what it was last given: a child kept for
-    /// later (A56).
+    /// Runs the child with the inputs of its last run. Used for a child that is retained after its removal from the config
+    /// (A56).
     pub fn keep(&mut self, cx: &mut Cx<'_>) {
         if let Some(pending) = self.pending.take() {
             pending.remove(cx.tree);
@@ -120,19 +116,19 @@ impl ChildPolicy {
         self.keep_current(scope, cx);
     }
 
-    /// Lets the child go at once; what it held is free for others in the same pass.
+    /// Releases the child at once. Other policies can use its subchannels in the same pass.
     pub fn release(self, cx: &mut Cx<'_>) {
         for slot in self.current.into_iter().chain(self.pending) {
             slot.remove(cx.tree);
         }
     }
 
-    /// The state that the child last gave, if it ran.
+    /// Returns the state of the last run, if there was one.
     pub fn state(&self) -> Option<&LbState> {
         self.current.as_ref().map(|current| &current.state)
     }
 
-    /// The child and all below it, as data.
+    /// Describes the child and its descendants.
     pub fn describe(&self, cx: &DescribeCx<'_>) -> Option<Description> {
         let mut description = self.current.as_ref()?.describe(cx);
         if let Some(pending) = &self.pending {
@@ -146,9 +142,10 @@ impl ChildPolicy {
         Some(description)
     }
 
-    pub(crate) fn is_dirty(&self, tree: &PolicyTree) -> bool {
+    /// Returns true if a pass has to run the child or a descendant of it.
+    pub(crate) fn is_outdated(&self, tree: &PolicyTree) -> bool {
         let mut slots = self.current.iter().chain(&self.pending);
-        slots.any(|slot| slot.node.is_some_and(|node| tree.is_dirty(node)))
+        slots.any(|slot| slot.node.is_some_and(|node| tree.is_outdated(node)))
     }
 
     fn keep_current(&mut self, scope: PolicyScope, cx: &mut Cx<'_>) -> LbState {
@@ -181,24 +178,45 @@ impl ChildSlot {
         cx: &mut Cx<'_>,
     ) -> LbState {
         let scope = scope.within(cx.scope());
-        let node = cx.tree.visit(self.node, cx.node);
+        let node = cx.tree.request_child(self.node, cx.node);
         self.node = Some(node);
-        let same_inputs = self.config.is_same(config)
-            && self.endpoints.is_same(endpoints)
-            && cx.tree.node(node).is_some_and(|node| node.has_run() && node.scope == scope);
-        if same_inputs && (!cx.tree.is_dirty(node) || self.run_descendants(node, cx.tree)) {
-            return self.state.clone();
+        let inputs_unchanged = self.has_inputs(node, &scope, config, endpoints, cx.tree);
+        let is_current = match cx.tree.action(node, inputs_unchanged) {
+            PassAction::Reuse => true,
+            PassAction::VerifyChildren => self.verify_children(node, cx.tree),
+            PassAction::Run => false,
+        };
+        if !is_current {
+            self.config = config.clone();
+            self.endpoints = endpoints.clone();
+            self.run(node, scope, inputs_unchanged, cx.tree);
         }
-        self.config = config.clone();
-        self.endpoints = endpoints.clone();
-        self.run(node, scope, same_inputs, cx.tree);
         self.state.clone()
     }
 
-    /// Runs it with what it was last given, if anything happened to it. Answers whether its state is the same as before.
-    fn rerun(&mut self, tree: &mut PolicyTree) -> bool {
-        let Some(node) = self.node.filter(|node| tree.is_dirty(*node)) else { return true };
-        if self.run_descendants(node, tree) {
+    /// Returns true if these are the inputs of the last run. Config and endpoints are compared by identity.
+    fn has_inputs(
+        &self,
+        node: NodeId,
+        scope: &PolicyScope,
+        config: &LbConfig,
+        endpoints: &Endpoints,
+        tree: &PolicyTree,
+    ) -> bool {
+        self.config.is_same(config)
+            && self.endpoints.is_same(endpoints)
+            && tree.node(node).is_some_and(|node| node.scope == *scope)
+    }
+
+    /// Brings the policy up to date with the inputs of its last run. Returns true if its state did not change.
+    fn verify(&mut self, tree: &mut PolicyTree) -> bool {
+        let Some(node) = self.node else { return true };
+        let is_current = match tree.action(node, true) {
+            PassAction::Reuse => true,
+            PassAction::VerifyChildren => self.verify_children(node, tree),
+            PassAction::Run => false,
+        };
+        if is_current {
             return true;
         }
         let Some(scope) = tree.node(node).map(|node| node.scope.clone()) else { return false };
@@ -207,29 +225,27 @@ impl ChildSlot {
         self.state.is_same(&before)
     }
 
-    /// Where nothing happened but below it: lets those below run. Answers whether that is all, since the state of none of its
-    /// children is another, so that its own is not either.
-    fn run_descendants(&mut self, node: NodeId, tree: &mut PolicyTree) -> bool {
-        if !tree.begin_descendants(node) {
-            return false;
-        }
-        let made = tree.subchannels.made();
+    /// Brings the children up to date. Returns true if the state of none of them changed, so that the policy need not run.
+    fn verify_children(&mut self, node: NodeId, tree: &mut PolicyTree) -> bool {
+        tree.begin_verify(node);
+        let started_at = tree.revision();
         let (mut children, mut unchanged) = (0, true);
         self.policy.each_child(&mut |child| {
             children += 1;
-            unchanged &= child.rerun(tree);
+            unchanged &= child.verify(tree);
         });
-        // Who looks at subchannels that others hold has to look at new ones.
-        let is_all = children > 0 && unchanged && made == tree.subchannels.made();
-        if is_all {
-            tree.end_descendants(node);
+        // Pure parents look up the subchannels of their descendants by address, so a new subchannel is a change too.
+        let is_current = children > 0 && unchanged && tree.has_same_subchannels(started_at);
+        if is_current {
+            tree.end_verify(node);
         }
-        is_all
+        is_current
     }
 
     fn run(&mut self, node: NodeId, scope: PolicyScope, inputs_unchanged: bool, tree: &mut PolicyTree) {
+        let children_reusable = inputs_unchanged && tree.has_valid_children(node);
         let before = tree.begin(node, scope.clone());
-        let mut cx = Cx { tree: &mut *tree, node: Some(node), scope, inputs_unchanged };
+        let mut cx = Cx { tree: &mut *tree, node: Some(node), scope, children_reusable };
         self.state = self.policy.reconcile(&self.config, &self.endpoints, &mut cx);
         tree.end(node, &before);
     }

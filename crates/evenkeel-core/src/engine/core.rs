@@ -205,7 +205,7 @@ impl Core {
             LbEvent::Connect(id) => {
                 let Some(subchannel) = tree.subchannels.get(id) else { return false };
                 if subchannel.is_ready() {
-                    tree.mark_holders(id, None);
+                    tree.set_holders_changed(id, None);
                 } else {
                     tree.connect(id, None);
                 }
@@ -213,7 +213,7 @@ impl Core {
             }
             LbEvent::ExitIdle => {
                 tree.exit_idle = true;
-                tree.mark_all();
+                tree.invalidate_all();
                 true
             }
         }
@@ -229,24 +229,23 @@ impl Core {
             let scope = PolicyScope::default().with_note(note.clone());
             for _ in 0..MAX_ROUNDS {
                 let tree = &mut self.tree;
-                let mut cx = Cx { tree, node: None, scope: scope.clone(), inputs_unchanged: false };
+                let mut cx = Cx { tree, node: None, scope: scope.clone(), children_reusable: false };
                 let next = self.root.reconcile(config, endpoints, &mut cx);
                 let is_stable = next.is_same(&state);
                 state = next;
-                if is_stable && !self.root.is_dirty(&self.tree) {
+                if is_stable && !self.root.is_outdated(&self.tree) {
                     break;
                 }
             }
         }
         // Who asks before there is anything to connect to means what comes.
         self.tree.exit_idle &= self.update.is_none();
-        self.tree.run_all = false;
         self.tree.finish_pass();
         let changed = self.published.as_ref().is_none_or(|published| !published.is_same(&state));
         let picker = changed.then(|| RootPicker::new(state.picker.clone()));
         let connectivity = state.connectivity;
         self.published = Some(state);
-        let is_pending = self.root.is_dirty(&self.tree) || self.tree.has_unreferenced();
+        let is_pending = self.root.is_outdated(&self.tree) || self.tree.has_unreferenced();
         let wake_at = if is_pending { Some(self.tree.now) } else { self.tree.next_wake() };
         let (effects, released) = (mem::take(&mut self.tree.effects), mem::take(&mut self.tree.released));
         PassResult { effects, connectivity, picker, wake_at, released }
@@ -255,7 +254,7 @@ impl Core {
     /// Runs a pass in which every policy looks again, changed or not. By the rule of [`Core::reconcile`] this changes
     /// nothing; tests use it to hold policies to that rule.
     pub fn reconcile_all(&mut self, now: Instant) -> PassResult {
-        self.tree.mark_all();
+        self.tree.invalidate_all();
         self.reconcile(now)
     }
 

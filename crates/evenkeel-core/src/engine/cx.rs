@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use crate::config::cluster::{Cluster, EndpointSet, EndpointSource};
 use crate::engine::core::LbEffect;
-use crate::engine::tree::{Dependency, NodeId, PolicyTree};
+use crate::engine::dependencies::Dependency;
+use crate::engine::revision::{CompactRevision, Revision};
+use crate::engine::tree::{NodeId, PolicyTree};
 use crate::load::LoadStore;
 use crate::load::call_counters::CallCounters;
 use crate::load::measurement::{LbLabels, Measurement};
@@ -22,8 +24,9 @@ pub struct Cx<'a> {
     pub(crate) tree: &'a mut PolicyTree,
     pub(crate) node: Option<NodeId>,
     pub(crate) scope: PolicyScope,
-    /// Whether this run was given the same config, endpoints and scope as the one before.
-    pub(crate) inputs_unchanged: bool,
+    /// True if the policy may reuse the memos of its children without passing them their inputs again: it has the same inputs
+    /// as in its previous run.
+    pub(crate) children_reusable: bool,
 }
 
 impl Cx<'_> {
@@ -36,7 +39,7 @@ impl Cx<'_> {
     /// [means](TransportParams) of its own for connections, it is another one than elsewhere.
     pub fn subchannel(&mut self, address: &Address) -> &Subchannel {
         let transport = self.tree.transport_in(&self.scope, address).cloned();
-        let id = self.tree.subchannels.find_or_create(address, transport.as_ref());
+        let id = self.tree.find_or_create_subchannel(address, transport.as_ref());
         self.keep(id).expect("it was found or made just now")
     }
 
@@ -52,28 +55,40 @@ impl Cx<'_> {
         self.tree.subchannels.get(id)
     }
 
-    /// Keeps a subchannel that this policy kept in the run before, if nothing happened to it since there were so many
-    /// [changes](Cx::changes); answers whether that is so. The cheapest way.
-    pub(crate) fn keep_unchanged(&mut self, id: SubchannelId, since: u32) -> bool {
-        !self.tree.run_all && self.node.is_some_and(|node| self.tree.hold_on(node, id, since))
+    /// Returns true if `last` is the previous run of this policy, in the same scope: memos of that run may be reused.
+    pub(crate) fn follows(&self, last: Option<&PolicyRun>) -> bool {
+        let previous = self.node.and_then(|node| self.tree.runs_of(node)).map(|(_, previous)| previous);
+        last.is_some_and(|last| Some(last.run_at) == previous && last.scope == self.scope)
     }
 
-    /// Keeps all children of this policy, where all of them would be given the same as in the run before, and answers which of
-    /// them have to run, by the places that their parent [gave](crate::ChildPolicy::set_index) them in its last run without this.
-    /// `None` if each has to be asked.
-    pub(crate) fn keep_children(&mut self) -> Option<Vec<usize>> {
-        let node = self.node.filter(|_| self.inputs_unchanged && !self.tree.run_all)?;
-        Some(self.tree.keep_children(node))
+    /// Returns the current run, if this context belongs to one.
+    pub(crate) fn run(&self) -> Option<PolicyRun> {
+        let (run_at, _) = self.tree.runs_of(self.node?)?;
+        Some(PolicyRun { run_at, scope: self.scope.clone() })
     }
 
-    /// How many changes of subchannels there were so far.
-    pub(crate) fn changes(&self) -> u32 {
-        self.tree.subchannels.changes()
+    /// Holds a subchannel that this policy held in its [previous run](Cx::follows), unless it changed after `verified_at`.
+    /// Returns true if so; the memo of its connection is then current.
+    pub(crate) fn keep_unchanged(&mut self, id: SubchannelId, verified_at: CompactRevision) -> bool {
+        self.node.is_some_and(|node| self.tree.hold_if_unchanged(node, id, verified_at))
     }
 
-    /// The number of this policy's run that is under way, and of the one before.
-    pub(crate) fn runs(&self) -> Option<(u64, u64)> {
-        self.tree.runs_of(self.node?)
+    /// Requests all children of the previous run, and returns the [indexes](crate::ChildPolicy::set_index) of those that must
+    /// be reconciled. Returns `None` if the parent must reconcile each child.
+    pub(crate) fn request_all_children(&mut self) -> Option<Vec<usize>> {
+        let node = self.node.filter(|_| self.children_reusable)?;
+        Some(self.tree.request_all_children(node))
+    }
+
+    /// Returns the revision of the last change.
+    pub(crate) fn revision(&self) -> Revision {
+        self.tree.revision()
+    }
+
+    /// Returns true if no address has another subchannel in this scope than at `verified_at`.
+    pub(crate) fn has_same_subchannels(&self, verified_at: Revision) -> bool {
+        // The subchannel of an address also depends on the scope if clusters have transport parameters of their own.
+        !self.tree.per_cluster_transport && self.tree.has_same_subchannels(verified_at)
     }
 
     /// The subchannel for an address if somebody keeps one; looking does not keep it.
@@ -171,7 +186,7 @@ impl Cx<'_> {
     /// Wants a cluster to be discovered although no route names it (A74), until this policy's next run.
     pub fn subscribe_cluster(&mut self, name: &Arc<str>) {
         if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
-            node.wanted.push(name.clone());
+            node.subscriptions.push(name.clone());
         }
     }
 
@@ -190,11 +205,6 @@ impl Cx<'_> {
     /// Has these dropped when there is time for it.
     pub(crate) fn discard<T: Send + 'static>(&mut self, gone: Vec<T>) {
         self.tree.released.add(gone);
-    }
-
-    /// How many subchannels were ever made: while it stands still, no address has another subchannel than before.
-    pub(crate) fn subchannels_made(&self) -> u64 {
-        self.tree.subchannels.made()
     }
 
     /// What the policies above say about the place of this one.
@@ -218,7 +228,14 @@ impl Cx<'_> {
     }
 }
 
-/// What a policy passes down to the policies below it besides config and endpoints.
+/// Identifies a run of a policy.
+#[derive(Debug)]
+pub(crate) struct PolicyRun {
+    run_at: Revision,
+    scope: PolicyScope,
+}
+
+/// Inputs that a policy passes to its descendants besides config and endpoints.
 #[derive(Clone, Debug, Default)]
 pub struct PolicyScope {
     note: Option<Arc<str>>,

@@ -1,129 +1,72 @@
-//! The bookkeeping behind a pass: which node of the policy tree holds what, and which must look again.
+//! Nodes of the policy tree and the resources that each one holds.
 //!
-//! Every running policy is a node. A node is dirty when a subchannel that it holds changed, when its timer is due or
-//! when it is new; its ancestors are dirty with it, so that a pass from the root reaches it. A node that is not dirty
-//! and was given the same inputs is not run: that is what makes an idle pass cheap.
-//!
-//! What a node asked for in its last run it holds: subchannels, load watches, children, clusters, a timer. What it does
-//! not ask for again in its next run is let go at the end of that run. What it looked at in its last run, of what
-//! discovery found, makes it dirty once that is something else.
+//! Every running policy is a node. A run requests the resources that the policy needs: subchannels, load watches,
+//! children, clusters and a timer. The node holds them until its next run; resources that this run does not request
+//! again are released at its end. [`revision`](crate::engine::revision) decides which nodes run.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::collections::fast_map::FastMap;
-use crate::collections::inline_vec::InlineVec;
-use crate::config::cluster::{Cluster, ClusterMap, EndpointSet, EndpointSource, is_same_cluster};
+use crate::config::cluster::ClusterMap;
 use crate::engine::core::LbEffect;
 use crate::engine::cx::PolicyScope;
+use crate::engine::dependencies::{Dependency, DependencyIndex, DependencyKey};
 use crate::engine::released::ReleasedValues;
+use crate::engine::revision::{CompactRevision, NodeRevisions, PassAction, Revision, RevisionClock};
 use crate::load::LoadStore;
 use crate::load::call_counters::CallCounters;
 use crate::subchannel::{Backoff, ConnectStart, Subchannel, SubchannelTable};
 use crate::{Address, Instant, Rng, Status, SubchannelId, TransportParams};
 
-/// So many subchannels are closed at the end of one pass. Others follow with passes of their own: where thousands are replaced,
-/// those that come need not wait for the end of those that went.
+/// Maximum number of subchannels closed at the end of one pass. The next passes close the others, so that an update that
+/// replaces thousands of endpoints does not delay the new connections.
 const MAX_CLOSES_PER_PASS: usize = 256;
 
-/// Names a node. Stale ones name nothing.
+/// Identifies a node. An id is never reused, so a stale one refers to nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NodeId {
     index: u32,
     generation: u32,
 }
 
-/// What one node holds, and what it ran with.
+/// Node of the policy tree: its revisions and the resources that it holds.
 #[derive(Debug, Default)]
 pub(crate) struct PolicyTreeNode {
     parent: Option<NodeId>,
-    dirty: bool,
-    /// It is dirty for a reason of its own, and not only because a node below it is.
-    is_self_dirty: bool,
-    /// The children that were marked since this node's latest run began.
-    marked: Vec<NodeId>,
-    /// The children that were marked when it began.
-    due: Vec<NodeId>,
-    /// Where the parent keeps this node, if it said so.
-    place: usize,
-    /// Number of this node's latest run.
-    run: u64,
-    /// Number of the run before that.
-    previous: u64,
-    /// Number of the run in which children were last asked for one by one, and of the one before that.
-    visit_run: u64,
-    visit_run_before: u64,
-    /// Number of the parent's run in which this node was last asked for.
-    visited_in: u64,
+    revisions: NodeRevisions,
+    /// Children that became outdated after the start of the latest run.
+    outdated_children: Vec<NodeId>,
+    /// Children that were outdated at the start of the latest run.
+    due_children: Vec<NodeId>,
+    /// Index of the node among the children of its parent, if the parent has set it.
+    index: usize,
+    /// Revision at which the latest run started.
+    run_at: Revision,
+    /// Revision at which the run before the latest one started.
+    previous_run_at: Revision,
+    /// Revision of the latest run that requested its children one by one, and of the one before it.
+    children_requested_at: Revision,
+    children_requested_before: Revision,
+    /// Run of the parent that last requested this node.
+    requested_at: Revision,
     wake: Option<Instant>,
-    /// The timer in the heap that stands for `wake`.
+    /// Expiry of the entry in the timer heap that implements `wake`.
     armed: Option<Instant>,
     pub(crate) scope: PolicyScope,
     held: Vec<SubchannelId>,
     watches: Vec<(SubchannelId, Duration)>,
     children: Vec<NodeId>,
-    /// The children before the run that is under way.
+    /// Children of the run before the current one; empty between runs.
     children_before: Vec<NodeId>,
     pub(crate) dependencies: Vec<Dependency>,
-    pub(crate) wanted: Vec<Arc<str>>,
+    pub(crate) subscriptions: Vec<Arc<str>>,
     pub(crate) warnings: Vec<String>,
 }
 
-/// A look at what discovery found, and what was seen.
-#[derive(Debug)]
-pub(crate) enum Dependency {
-    Cluster(Arc<str>, Option<Result<Arc<Cluster>, Status>>),
-    Endpoints(EndpointSource, Option<Arc<EndpointSet>>),
-}
-
-/// What a look is at.
-#[derive(Debug, PartialEq, Eq, Hash)]
-enum DependencyKey {
-    Cluster(Arc<str>),
-    Endpoints(EndpointSource),
-}
-
-impl PolicyTreeNode {
-    pub(crate) fn has_run(&self) -> bool {
-        self.run > 0
-    }
-}
-
-impl Dependency {
-    fn key(&self) -> DependencyKey {
-        match self {
-            Dependency::Cluster(name, _) => DependencyKey::Cluster(name.clone()),
-            Dependency::Endpoints(source, _) => DependencyKey::Endpoints(source.clone()),
-        }
-    }
-
-    fn has_same_key(&self, other: &Dependency) -> bool {
-        match (self, other) {
-            (Dependency::Cluster(a, _), Dependency::Cluster(b, _)) => a == b,
-            (Dependency::Endpoints(a, _), Dependency::Endpoints(b, _)) => a == b,
-            _ => false,
-        }
-    }
-
-    /// Whether the same look would see the same.
-    fn is_current(&self, clusters: Option<&ClusterMap>) -> bool {
-        match self {
-            Dependency::Cluster(name, seen) => match (seen, clusters.and_then(|all| all.cluster(name))) {
-                (Some(seen), Some(is)) => is_same_cluster(seen, is),
-                (seen, is) => seen.is_none() && is.is_none(),
-            },
-            Dependency::Endpoints(source, seen) => {
-                let is = clusters.and_then(|all| all.endpoint_set(source));
-                seen.as_ref().map(Arc::as_ptr) == is.map(Arc::as_ptr)
-            }
-        }
-    }
-}
-
-/// Everything that policies share: the state of a core without the policies themselves.
-#[expect(clippy::struct_excessive_bools, reason = "two are settings, two are asked for in a pass")]
+/// State that the policies of a core share.
+#[expect(clippy::struct_excessive_bools, reason = "two are settings, two are requests within a pass")]
 #[derive(Debug)]
 pub(crate) struct PolicyTree {
     pub(crate) now: Instant,
@@ -132,33 +75,30 @@ pub(crate) struct PolicyTree {
     pub(crate) attempt_delay: Duration,
     pub(crate) counters: Arc<CallCounters>,
     pub(crate) load_store: Arc<LoadStore>,
-    /// Whether measurements are wanted.
+    /// True if the driver collects measurements.
     pub(crate) measure: bool,
-    /// Whether means tell subchannels apart.
+    /// True if clusters with different transport parameters do not share subchannels.
     pub(crate) per_cluster_transport: bool,
     pub(crate) subchannels: SubchannelTable,
-    /// What discovery found, if there is any.
+    /// Discovered clusters and endpoint sets.
     pub(crate) clusters: Option<Arc<ClusterMap>>,
     pub(crate) effects: Vec<LbEffect>,
     pub(crate) released: ReleasedValues,
-    /// Somebody asked for fresh addresses in this pass.
+    /// True if a policy requested re-resolution in this pass.
     pub(crate) reresolve: bool,
-    /// Somebody asked the whole channel to connect: policies that are idle start.
+    /// True if the application asked the channel to connect: idle policies start connecting.
     pub(crate) exit_idle: bool,
-    /// In this pass everything is looked at, changed or not.
-    pub(crate) run_all: bool,
+    clock: RevisionClock,
     nodes: Vec<NodeSlot>,
     free: Vec<u32>,
     timers: BinaryHeap<Reverse<(Instant, TimerTarget)>>,
-    /// Subchannels that lost a holder, and may have lost their last.
+    /// Subchannels that lost a holder and may have none left.
     unreferenced: Vec<SubchannelId>,
     /// Subchannels whose load watchers changed in this pass.
     rewatched: Vec<SubchannelId>,
-    /// The clusters that nodes want, each with how many times it is wanted.
-    wanted: BTreeMap<Arc<str>, usize>,
-    /// The nodes that looked at a place in their last run.
-    dependents: FastMap<DependencyKey, InlineVec<NodeId>>,
-    runs: u64,
+    /// Clusters that nodes subscribe to, with the number of subscriptions.
+    subscriptions: BTreeMap<Arc<str>, usize>,
+    dependents: DependencyIndex,
 }
 
 #[derive(Debug)]
@@ -173,13 +113,13 @@ enum TimerTarget {
     Node(NodeId),
 }
 
-/// What a node held before the run that is under way.
+/// Resources that a node held before the current run.
 #[derive(Default)]
 pub(crate) struct PreviousRun {
     held: Vec<SubchannelId>,
     watches: Vec<(SubchannelId, Duration)>,
     dependencies: Vec<Dependency>,
-    wanted: Vec<Arc<str>>,
+    subscriptions: Vec<Arc<str>>,
     warnings: Vec<String>,
 }
 
@@ -206,19 +146,18 @@ impl PolicyTree {
             released: ReleasedValues::default(),
             reresolve: false,
             exit_idle: false,
-            run_all: false,
+            clock: RevisionClock::default(),
             nodes: Vec::new(),
             free: Vec::new(),
             timers: BinaryHeap::new(),
             unreferenced: Vec::new(),
             rewatched: Vec::new(),
-            wanted: BTreeMap::new(),
-            dependents: FastMap::default(),
-            runs: 0,
+            subscriptions: BTreeMap::new(),
+            dependents: DependencyIndex::default(),
         }
     }
 
-    /// By what means connections to an address are made in this scope, if any matter.
+    /// Returns the transport parameters for an address in this scope, if clusters have their own.
     pub(crate) fn transport_in<'s>(
         &self,
         scope: &'s PolicyScope,
@@ -237,13 +176,13 @@ impl PolicyTree {
         slot.node.as_mut().filter(|_| slot.generation == id.generation)
     }
 
-    /// Makes sure that `id` is a node below `parent`, asked for in the parent's present run. A new one is dirty.
-    pub(crate) fn visit(&mut self, id: Option<NodeId>, parent: Option<NodeId>) -> NodeId {
+    /// Returns the node `id`, requested in the current run of `parent`. Creates the node if there is none.
+    pub(crate) fn request_child(&mut self, id: Option<NodeId>, parent: Option<NodeId>) -> NodeId {
         let id = id.filter(|id| self.node(*id).is_some()).unwrap_or_else(|| self.create(parent));
         if let Some(parent) = parent
-            && let Some(run) = self.node(parent).map(|node| node.visit_run)
+            && let Some(run) = self.node(parent).map(|node| node.children_requested_at)
             && let Some(node) = self.node_mut(id)
-            && std::mem::replace(&mut node.visited_in, run) != run
+            && std::mem::replace(&mut node.requested_at, run) != run
             && let Some(parent) = self.node_mut(parent)
         {
             parent.children.push(id);
@@ -252,7 +191,7 @@ impl PolicyTree {
     }
 
     fn create(&mut self, parent: Option<NodeId>) -> NodeId {
-        let node = PolicyTreeNode { parent, dirty: true, is_self_dirty: true, ..PolicyTreeNode::default() };
+        let node = PolicyTreeNode { parent, ..PolicyTreeNode::default() };
         let index = self.free.pop().unwrap_or_else(|| {
             self.nodes.push(NodeSlot { generation: 0, node: None });
             (self.nodes.len() - 1) as u32
@@ -262,7 +201,7 @@ impl PolicyTree {
         NodeId { index, generation: slot.generation }
     }
 
-    /// Removes a node and all below it, and lets go of what they held.
+    /// Removes a node and its descendants, and releases their resources.
     pub(crate) fn remove(&mut self, id: NodeId) {
         let Some(slot) =
             self.nodes.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)
@@ -276,41 +215,48 @@ impl PolicyTree {
             self.remove(child);
         }
         self.unwatch(id, &node.watches);
-        self.unsubscribe(&node.wanted);
-        self.remove_dependencies(id, &node.dependencies);
+        self.unsubscribe(&node.subscriptions);
+        self.dependents.remove(id, &node.dependencies);
         self.release(id, &node.held);
         self.unreferenced.extend(node.held);
     }
 
-    pub(crate) fn is_dirty(&self, id: NodeId) -> bool {
-        self.node(id).is_none_or(|node| node.dirty)
+    /// Decides what the current pass does with a node, for inputs that are or are not those of its last run.
+    pub(crate) fn action(&self, id: NodeId, inputs_unchanged: bool) -> PassAction {
+        self.node(id).map_or(PassAction::Run, |node| node.revisions.action(inputs_unchanged, &self.clock))
     }
 
-    /// Marks a node and its ancestors: the next pass runs them.
-    pub(crate) fn mark(&mut self, id: NodeId) {
+    /// Returns true if a pass has to run a node or a descendant of it.
+    pub(crate) fn is_outdated(&self, id: NodeId) -> bool {
+        self.node(id).is_none_or(|node| node.revisions.is_outdated(&self.clock))
+    }
+
+    /// Records a change of a dependency of a node, so that the next pass reaches and runs it.
+    pub(crate) fn set_changed(&mut self, id: NodeId) {
+        let at = self.clock.advance();
+        let mut was_outdated = self.is_outdated(id);
         if let Some(node) = self.node_mut(id) {
-            node.is_self_dirty = true;
+            node.revisions.set_changed(at);
         }
         let mut id = id;
-        while let Some(node) = self.node_mut(id).filter(|node| !node.dirty) {
-            node.dirty = true;
-            let Some(parent) = node.parent else { return };
-            if let Some(parent) = self.node_mut(parent) {
-                parent.marked.push(id);
+        // The ancestors of an outdated node are outdated already.
+        while !was_outdated {
+            let Some(parent) = self.node(id).and_then(|node| node.parent) else { return };
+            was_outdated = self.is_outdated(parent);
+            if let Some(node) = self.node_mut(parent) {
+                node.outdated_children.push(id);
+                node.revisions.set_descendant_changed(at);
             }
             id = parent;
         }
     }
 
-    /// Marks everything, so that the next pass runs every node.
-    pub(crate) fn mark_all(&mut self) {
-        self.run_all = true;
-        for node in self.nodes.iter_mut().filter_map(|slot| slot.node.as_mut()) {
-            (node.dirty, node.is_self_dirty) = (true, true);
-        }
+    /// Invalidates every memo, so that the next pass runs every node.
+    pub(crate) fn invalidate_all(&mut self) {
+        self.clock.invalidate_all();
     }
 
-    /// Takes in what discovery found: nodes that looked at something that is another now look again.
+    /// Replaces the discovered clusters. Nodes that read a value that changed become outdated.
     pub(crate) fn update_clusters(&mut self, clusters: Option<&Arc<ClusterMap>>) {
         if self.clusters.as_ref().map(Arc::as_ptr) == clusters.map(Arc::as_ptr) {
             return;
@@ -320,122 +266,140 @@ impl PolicyTree {
         let nothing = ClusterMap::default();
         let (of_clusters, of_endpoints) = before.diff(clusters.unwrap_or(&nothing));
         let of_clusters = of_clusters.into_iter().cloned().map(DependencyKey::Cluster);
-        for place in of_clusters.chain(of_endpoints.into_iter().cloned().map(DependencyKey::Endpoints)) {
-            let dependents: Vec<NodeId> =
-                self.dependents.get(&place).into_iter().flat_map(InlineVec::iter).copied().collect();
-            for id in dependents {
-                let is_stale = |node: &PolicyTreeNode| {
+        for key in of_clusters.chain(of_endpoints.into_iter().cloned().map(DependencyKey::Endpoints)) {
+            for id in self.dependents.dependents(&key) {
+                let has_changed = |node: &PolicyTreeNode| {
                     node.dependencies.iter().any(|dependency| !dependency.is_current(clusters))
                 };
-                if self.node(id).is_some_and(is_stale) {
-                    self.mark(id);
+                if self.node(id).is_some_and(has_changed) {
+                    self.set_changed(id);
                 }
             }
         }
     }
 
-    /// Keeps the children of a node that runs as if it had asked for each of them, and answers where it keeps those that were
-    /// marked since its last run: no other is dirty, unless the pass is thorough.
-    pub(crate) fn keep_children(&mut self, id: NodeId) -> Vec<usize> {
+    /// Returns true if the memos of the children of a node are valid, apart from those listed as outdated.
+    pub(crate) fn has_valid_children(&self, id: NodeId) -> bool {
+        self.node(id).is_some_and(|node| node.revisions.has_valid_children(&self.clock))
+    }
+
+    /// Requests all children that a node requested in its previous run. Returns the indexes of the outdated ones.
+    pub(crate) fn request_all_children(&mut self, id: NodeId) -> Vec<usize> {
         let Some(node) = self.node_mut(id) else { return Vec::new() };
         std::mem::swap(&mut node.children, &mut node.children_before);
         node.children_before.clear();
-        node.visit_run = node.visit_run_before;
-        let due = std::mem::take(&mut node.due);
-        let mut places: Vec<usize> = due.iter().filter_map(|child| Some(self.node(*child)?.place)).collect();
-        places.sort_unstable();
-        places.dedup();
-        places
+        node.children_requested_at = node.children_requested_before;
+        let due = std::mem::take(&mut node.due_children);
+        let mut indexes: Vec<usize> = due.iter().filter_map(|child| Some(self.node(*child)?.index)).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        indexes
     }
 
-    /// Begins to look below a node that is dirty only because nodes below it are: they may come to rest without it.
-    pub(crate) fn begin_descendants(&mut self, id: NodeId) -> bool {
-        let Some(node) = self.node_mut(id).filter(|node| !node.is_self_dirty) else { return false };
-        node.dirty = false;
-        true
-    }
-
-    /// Ends a look below a node that need not run.
-    pub(crate) fn end_descendants(&mut self, id: NodeId) {
+    /// Starts to verify the children of a node. Marks the node as verified first, so that a change that a child causes
+    /// outdates it again.
+    pub(crate) fn begin_verify(&mut self, id: NodeId) {
+        let at = self.clock.current();
         if let Some(node) = self.node_mut(id) {
-            node.marked.clear();
+            node.revisions.set_verified(at);
         }
     }
 
-    /// Says where the parent of a node keeps it.
-    pub(crate) fn set_index(&mut self, id: NodeId, place: usize) {
+    /// Ends the verification of a node whose children did not change.
+    pub(crate) fn end_verify(&mut self, id: NodeId) {
         if let Some(node) = self.node_mut(id) {
-            node.place = place;
+            node.outdated_children.clear();
         }
     }
 
-    /// The clusters that nodes want, by name.
+    /// Returns the revision of the last change.
+    pub(crate) fn revision(&self) -> Revision {
+        self.clock.current()
+    }
+
+    /// Returns true if no subchannel was created after `verified_at`.
+    pub(crate) fn has_same_subchannels(&self, verified_at: Revision) -> bool {
+        self.clock.is_current(verified_at, self.subchannels.created_at())
+    }
+
+    /// Sets the index of a node among the children of its parent.
+    pub(crate) fn set_index(&mut self, id: NodeId, index: usize) {
+        if let Some(node) = self.node_mut(id) {
+            node.index = index;
+        }
+    }
+
+    /// Returns the names of the clusters that nodes subscribe to, sorted.
     pub(crate) fn subscribed_clusters(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.wanted.keys()
+        self.subscriptions.keys()
     }
 
-    /// Marks the nodes that hold a subchannel, except the one that caused the change.
-    pub(crate) fn mark_holders(&mut self, id: SubchannelId, except: Option<NodeId>) {
+    /// Records a change of a subchannel for the nodes that hold it, except the node that caused the change.
+    pub(crate) fn set_holders_changed(&mut self, id: SubchannelId, except: Option<NodeId>) {
         let mut i = 0;
         while let Some(holder) =
             self.subchannels.get(id).and_then(|subchannel| subchannel.holders.get(i).copied())
         {
             if Some(holder) != except {
-                self.mark(holder);
+                self.set_changed(holder);
             }
             i += 1;
         }
     }
 
-    /// Begins a run of `id`, which asks anew for what it held. What nobody asks for again is closed when the pass ends.
+    /// Begins a run of `id`. Returns the resources of the previous run, which [`PolicyTree::end`] releases unless the run
+    /// requests them again.
     pub(crate) fn begin(&mut self, id: NodeId, scope: PolicyScope) -> PreviousRun {
-        self.runs += 1;
-        let run = self.runs;
+        let run_at = self.clock.advance();
         let Some(node) = self.node_mut(id) else { return PreviousRun::default() };
-        (node.dirty, node.is_self_dirty) = (false, false);
-        std::mem::swap(&mut node.marked, &mut node.due);
-        node.marked.clear();
+        node.revisions.set_verified(run_at);
+        std::mem::swap(&mut node.outdated_children, &mut node.due_children);
+        node.outdated_children.clear();
         node.wake = None;
         node.scope = scope;
-        node.previous = std::mem::replace(&mut node.run, run);
-        node.visit_run_before = std::mem::replace(&mut node.visit_run, run);
+        node.previous_run_at = std::mem::replace(&mut node.run_at, run_at);
+        node.children_requested_before = std::mem::replace(&mut node.children_requested_at, run_at);
         std::mem::swap(&mut node.children, &mut node.children_before);
         node.children.clear();
-        let room = node.held.len();
+        let capacity = node.held.len();
         PreviousRun {
-            held: std::mem::replace(&mut node.held, Vec::with_capacity(room)),
+            held: std::mem::replace(&mut node.held, Vec::with_capacity(capacity)),
             watches: std::mem::take(&mut node.watches),
             dependencies: std::mem::take(&mut node.dependencies),
-            wanted: std::mem::take(&mut node.wanted),
+            subscriptions: std::mem::take(&mut node.subscriptions),
             warnings: std::mem::take(&mut node.warnings),
         }
     }
 
-    /// Ends a run: lets go of what was held before and not asked for again.
+    /// Ends a run: releases the resources of the previous run that this run did not request again.
     pub(crate) fn end(&mut self, id: NodeId, before: &PreviousRun) {
         let Some(node) = self.node_mut(id) else { return };
-        let (visit_run, wake) = (node.visit_run, node.wake);
+        let (children_requested_at, wake) = (node.children_requested_at, node.wake);
         let children_before = std::mem::take(&mut node.children_before);
         let arm = wake.filter(|_| node.armed != wake);
         node.armed = wake;
-        let (watches, wanted) = (node.watches.clone(), node.wanted.clone());
-        let news: Vec<LbEffect> = node
+        let (watches, subscriptions) = (node.watches.clone(), node.subscriptions.clone());
+        let new_warnings: Vec<LbEffect> = node
             .warnings
             .iter()
             .filter(|warning| !before.warnings.contains(warning))
             .map(|warning| LbEffect::Warn(warning.clone()))
             .collect();
-        self.effects.extend(news);
-        self.update_dependencies(id, &before.dependencies);
-        for name in wanted {
-            *self.wanted.entry(name).or_default() += 1;
+        self.effects.extend(new_warnings);
+        if let Some(slot) = self.nodes.get(id.index as usize)
+            && let Some(node) = &slot.node
+        {
+            self.dependents.replace(id, &before.dependencies, &node.dependencies);
         }
-        self.unsubscribe(&before.wanted);
+        for name in subscriptions {
+            *self.subscriptions.entry(name).or_default() += 1;
+        }
+        self.unsubscribe(&before.subscriptions);
         if let Some(at) = arm {
             self.timers.push(Reverse((at, TimerTarget::Node(id))));
         }
         for child in children_before {
-            if self.node(child).is_some_and(|node| node.visited_in != visit_run) {
+            if self.node(child).is_some_and(|node| node.requested_at != children_requested_at) {
                 self.remove(child);
             }
         }
@@ -455,7 +419,19 @@ impl PolicyTree {
         }
     }
 
-    /// Lets `node` hold a subchannel until its next run.
+    /// Returns the subchannel for an address, created if there is none.
+    pub(crate) fn find_or_create_subchannel(
+        &mut self,
+        address: &Address,
+        transport: Option<&TransportParams>,
+    ) -> SubchannelId {
+        match self.subchannels.find(address, transport) {
+            Some(id) => id,
+            None => self.subchannels.create(address, transport, self.clock.advance()),
+        }
+    }
+
+    /// Makes `node` hold a subchannel until its next run.
     pub(crate) fn hold(&mut self, node: NodeId, id: SubchannelId) {
         let Some(subchannel) = self.subchannels.get_mut(id) else { return };
         if !subchannel.holders.iter().any(|holder| *holder == node) {
@@ -466,19 +442,26 @@ impl PolicyTree {
         }
     }
 
-    /// Lets `node` go on holding a subchannel that it held in its last run, if nothing happened to it since there were so many
-    /// changes. Answers whether it does.
-    pub(crate) fn hold_on(&mut self, node: NodeId, id: SubchannelId, since: u32) -> bool {
-        let is_same = self.subchannels.is_unchanged(id, since);
-        if let Some(node) = self.node_mut(node).filter(|_| is_same) {
+    /// Makes `node` hold a subchannel that it held in its previous run, unless the subchannel changed after `verified_at`.
+    /// Returns true if the node holds it.
+    pub(crate) fn hold_if_unchanged(
+        &mut self,
+        node: NodeId,
+        id: SubchannelId,
+        verified_at: CompactRevision,
+    ) -> bool {
+        let changed_at = self.subchannels.changed_at(id);
+        let is_current =
+            changed_at.is_some_and(|changed_at| self.clock.is_current_compact(verified_at, changed_at));
+        if let Some(node) = self.node_mut(node).filter(|_| is_current) {
             node.held.push(id);
         }
-        is_same
+        is_current
     }
 
-    /// The number of the run of `node` that is under way, and of the one before.
-    pub(crate) fn runs_of(&self, node: NodeId) -> Option<(u64, u64)> {
-        self.node(node).map(|node| (node.run, node.previous))
+    /// Returns the revisions of the current run of `node` and of the previous one.
+    pub(crate) fn runs_of(&self, node: NodeId) -> Option<(Revision, Revision)> {
+        self.node(node).map(|node| (node.run_at, node.previous_run_at))
     }
 
     pub(crate) fn watch(&mut self, node: NodeId, id: SubchannelId, every: Duration) {
@@ -495,7 +478,7 @@ impl PolicyTree {
 
     /// Starts an attempt on an idle subchannel.
     pub(crate) fn connect(&mut self, id: SubchannelId, by: Option<NodeId>) {
-        let Some(subchannel) = self.subchannels.change(id) else { return };
+        let Some(subchannel) = self.subchannels.change(id, self.clock.advance()) else { return };
         match subchannel.connect(self.now, &self.backoff, &mut self.rng) {
             Some(ConnectStart::Started { deadline }) => {
                 let address = subchannel.address().clone();
@@ -506,10 +489,10 @@ impl PolicyTree {
             }
             None => return,
         }
-        self.mark_holders(id, by);
+        self.set_holders_changed(id, by);
     }
 
-    /// Starts the paced attempt of a subchannel, if it is due. Policies see no change: it was CONNECTING before.
+    /// Starts the paced attempt of a subchannel, if it is due. Policies observe no change: a paced subchannel is CONNECTING.
     fn start_paced(&mut self, id: SubchannelId) {
         let Some(subchannel) = self.subchannels.get_mut(id) else { return };
         let started = subchannel.start_paced(self.now, &self.backoff, &mut self.rng);
@@ -519,38 +502,40 @@ impl PolicyTree {
         }
     }
 
-    /// Applies something that happened to a subchannel; if it was news, its holders look again.
+    /// Applies a change to a subchannel. Returns the result of `apply`: true if policies can observe the change.
     pub(crate) fn change(&mut self, id: SubchannelId, apply: impl FnOnce(&mut Subchannel) -> bool) -> bool {
-        let news = self.subchannels.change(id).is_some_and(apply);
-        if news {
-            self.mark_holders(id, None);
-        }
-        news
-    }
-
-    /// A connection was lost. Returns true if the state changed.
-    pub(crate) fn disconnected(&mut self, id: SubchannelId, error: Status) -> bool {
-        let Some(subchannel) = self.subchannels.change(id) else { return false };
-        let has_changed = subchannel.disconnected(self.now, error, &self.backoff);
+        let has_changed = self.subchannels.change(id, self.clock.advance()).is_some_and(apply);
         if has_changed {
-            self.mark_holders(id, None);
+            self.set_holders_changed(id, None);
         }
         has_changed
     }
 
-    /// An attempt failed: begins the back-off.
+    /// Handles the loss of a connection. Returns true if the state changed.
+    pub(crate) fn disconnected(&mut self, id: SubchannelId, error: Status) -> bool {
+        let Some(subchannel) = self.subchannels.change(id, self.clock.advance()) else { return false };
+        let has_changed = subchannel.disconnected(self.now, error, &self.backoff);
+        if has_changed {
+            self.set_holders_changed(id, None);
+        }
+        has_changed
+    }
+
+    /// Handles a failed attempt: starts the back-off. Returns true if the state changed.
     pub(crate) fn failed(&mut self, id: SubchannelId, error: Status) -> bool {
         let order = self.subchannels.next_failure();
         let now = self.now;
-        let Some(until) = self.subchannels.change(id).and_then(|s| s.failed(now, error, order)) else {
+        let Some(until) =
+            self.subchannels.change(id, self.clock.advance()).and_then(|s| s.failed(now, error, order))
+        else {
             return false;
         };
         self.timers.push(Reverse((until, TimerTarget::Subchannel(id))));
-        self.mark_holders(id, None);
+        self.set_holders_changed(id, None);
         true
     }
 
-    /// Lets every timer that is due take effect.
+    /// Fires every timer that is due.
     pub(crate) fn fire_timers(&mut self) {
         while let Some(Reverse((at, target))) = self.timers.peek().copied() {
             if at > self.now {
@@ -561,8 +546,12 @@ impl PolicyTree {
                 TimerTarget::Subchannel(id) => {
                     let now = self.now;
                     self.start_paced(id);
-                    if self.subchannels.change(id).is_some_and(|subchannel| subchannel.end_back_off(now)) {
-                        self.mark_holders(id, None);
+                    if self
+                        .subchannels
+                        .change(id, self.clock.advance())
+                        .is_some_and(|subchannel| subchannel.end_back_off(now))
+                    {
+                        self.set_holders_changed(id, None);
                     }
                 }
                 TimerTarget::Node(id) => {
@@ -571,14 +560,14 @@ impl PolicyTree {
                         node.armed = None;
                     }
                     if node.wake.is_some_and(|wake| wake <= at) {
-                        self.mark(id);
+                        self.set_changed(id);
                     }
                 }
             }
         }
     }
 
-    /// When the next timer is due.
+    /// Returns the expiry of the next timer.
     pub(crate) fn next_wake(&mut self) -> Option<Instant> {
         while let Some(Reverse((at, target))) = self.timers.peek().copied() {
             let live = match target {
@@ -595,19 +584,19 @@ impl PolicyTree {
         None
     }
 
-    /// Whether there are subchannels left that nobody may hold, for the next pass.
+    /// Returns true if subchannels without a holder wait for the next pass to close them.
     pub(crate) fn has_unreferenced(&self) -> bool {
         !self.unreferenced.is_empty()
     }
 
-    /// Ends a pass: subchannels that nobody holds are closed, so many of them, and load watches that changed are told.
+    /// Ends a pass: closes subchannels without a holder, up to the maximum, and emits the changed load watches.
     pub(crate) fn finish_pass(&mut self) {
         for id in std::mem::take(&mut self.rewatched) {
             let Some(subchannel) = self.subchannels.get_mut(id) else { continue };
             let out_of_band = subchannel.out_of_band();
-            let wanted = out_of_band.watchers.iter().map(|(_, every)| *every).min();
-            if wanted != std::mem::replace(&mut out_of_band.watching, wanted) {
-                self.effects.push(LbEffect::WatchLoad { id, every: wanted });
+            let every = out_of_band.watchers.iter().map(|(_, every)| *every).min();
+            if every != std::mem::replace(&mut out_of_band.watching, every) {
+                self.effects.push(LbEffect::WatchLoad { id, every });
             }
         }
         let mut gone = Vec::new();
@@ -638,36 +627,10 @@ impl PolicyTree {
 
     fn unsubscribe(&mut self, names: &[Arc<str>]) {
         for name in names {
-            if let Some(count) = self.wanted.get_mut(name) {
+            if let Some(count) = self.subscriptions.get_mut(name) {
                 *count -= 1;
                 if *count == 0 {
-                    self.wanted.remove(name);
-                }
-            }
-        }
-    }
-
-    /// Remembers by place where a node looked in the run that ends, and no longer where it looked before.
-    fn update_dependencies(&mut self, id: NodeId, before: &[Dependency]) {
-        let Some(node) = self.node(id) else { return };
-        let mut pairs = node.dependencies.iter().zip(before);
-        if node.dependencies.len() == before.len() && pairs.all(|(new, old)| new.has_same_key(old)) {
-            return;
-        }
-        let places: Vec<DependencyKey> = node.dependencies.iter().map(Dependency::key).collect();
-        self.remove_dependencies(id, before);
-        for place in places {
-            self.dependents.entry(place).or_default().push(id);
-        }
-    }
-
-    fn remove_dependencies(&mut self, node: NodeId, dependencies: &[Dependency]) {
-        for dependency in dependencies {
-            let place = dependency.key();
-            if let Some(dependents) = self.dependents.get_mut(&place) {
-                dependents.remove(&node);
-                if dependents.get(0).is_none() {
-                    self.dependents.remove(&place);
+                    self.subscriptions.remove(name);
                 }
             }
         }
@@ -682,7 +645,7 @@ impl PolicyTree {
     }
 }
 
-/// Those of the subchannels that were held which are not held again. Most often nearly all are, in the same order.
+/// Returns the subchannels of `before` that are not in `held`. Most runs hold nearly all of them again, in the same order.
 fn released(before: &[SubchannelId], held: &[SubchannelId]) -> Vec<SubchannelId> {
     let mut gone = Vec::new();
     let mut rest = held;
@@ -691,13 +654,13 @@ fn released(before: &[SubchannelId], held: &[SubchannelId]) -> Vec<SubchannelId>
             rest = &rest[1..];
             continue;
         }
-        // Past a few that came.
+        // Skip a few that were added.
         match rest.iter().take(8).position(|held| held == id) {
             Some(at) => rest = &rest[at + 1..],
             None => gone.push(*id),
         }
     }
-    // Some may only stand elsewhere. Few are looked for one by one, which takes less than a table of all.
+    // Some may only have moved. A linear search for a few of them is faster than building a table of all.
     if gone.len() <= 8 {
         gone.retain(|id| !held.contains(id));
     } else {

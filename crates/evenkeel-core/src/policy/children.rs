@@ -70,7 +70,7 @@ impl NamedChildren {
         if !self.leaving.is_empty() {
             return None;
         }
-        cx.keep_children()
+        cx.request_all_children()
     }
 
     /// The child at a place, to be run.
@@ -170,7 +170,7 @@ impl NamedChild {
 
     /// The same below the scope of the policy that holds it. Answers whether its state is another than before.
     pub(crate) fn reconcile_here(&mut self, config: &LbConfig, cx: &mut Cx<'_>) -> bool {
-        if self.child.keep_unchanged(config, &self.endpoints, cx) {
+        if self.child.reuse(config, &self.endpoints, cx) {
             return false;
         }
         let before = self.state.clone();

@@ -24,6 +24,7 @@ use crate::engine::by_subchannel::{BySubchannel, KnownSubchannels, SubchannelRow
 use crate::engine::child::ChildPolicy;
 use crate::engine::describe::{DescribeCx, Description};
 use crate::engine::pure_parent::PureParent;
+use crate::engine::revision::Revision;
 use crate::load::call_counters::InFlightCounter;
 use crate::load::{ClusterLoad, DropCount, LocalityLoad};
 use crate::policy::{LbState, Policy};
@@ -415,8 +416,8 @@ struct ClusterTrackers {
     /// Tracker of all endpoints, if all of them have the same key.
     only: Option<Arc<ClusterCallTracker>>,
     by_subchannel: BySubchannel<ClusterCallTracker>,
-    /// Number of subchannels created as of the last refresh.
-    made: u64,
+    /// Revision at which subchannels were last looked up by address.
+    verified_at: Revision,
     /// Fallback tracker for subchannels of unknown endpoints.
     rest: Option<Arc<ClusterCallTracker>>,
 }
@@ -485,7 +486,7 @@ impl ClusterTrackers {
             trackers_by_key: FastMap::default(),
             only: None,
             by_subchannel: BySubchannel::default(),
-            made: 0,
+            verified_at: Revision::default(),
             rest: None,
         }
     }
@@ -499,13 +500,11 @@ impl ClusterTrackers {
         if others {
             self.replace(endpoints);
         }
-        let made = cx.subchannels_made();
-        // With a single key the picker needs no map. Otherwise the map is stale only if subchannels were
-        // created, the endpoints changed, or each cluster has transport parameters of its own.
-        if self.only.is_some() || (made == self.made && !others && !cx.has_per_cluster_transport()) {
+        // With a single key the picker needs no map.
+        if self.only.is_some() || (!others && cx.has_same_subchannels(self.verified_at)) {
             return;
         }
-        self.made = made;
+        self.verified_at = cx.revision();
         self.by_subchannel.refresh(self.entries.iter_mut().filter_map(ClusterEndpoint::row), endpoints, cx);
     }
 

@@ -26,6 +26,7 @@ use crate::config::{ConfigError, ConfigFields, LbConfig, duration_to_json, objec
 use crate::engine::by_subchannel::{BySubchannel, KnownSubchannels, SubchannelRow};
 use crate::engine::child::ChildPolicy;
 use crate::engine::describe::{DescribeCx, Description};
+use crate::engine::revision::Revision;
 use crate::policy::{LbState, Policy};
 use crate::{
     Address, CallOutcome, CallTracker, Code, Cx, DetectionMethod, Endpoint, Endpoints, Instant, Measurement,
@@ -314,17 +315,17 @@ impl OutlierDetection {
         if let Some(cached) = last.filter(|_| !others) {
             return cached.state.clone();
         }
-        let made = cx.subchannels_made();
-        let is_known =
-            self.cached.as_ref().is_some_and(|cached| cached.made == made) && !cx.has_per_cluster_transport();
-        let changed = (others || !is_known) && self.count_by_subchannel(cx);
+        let verified_at = self.cached.as_ref().map(|cached| cached.verified_at);
+        let is_current = verified_at.is_some_and(|verified_at| cx.has_same_subchannels(verified_at));
+        let changed = (others || !is_current) && self.count_by_subchannel(cx);
+        let verified_at = cx.revision();
         if let Some(cached) = self.cached.as_mut().filter(|cached| !changed && cached.child.is_same(&child)) {
-            cached.made = made;
+            cached.verified_at = verified_at;
             return cached.state.clone();
         }
         let picker = CountingPicker { child: child.picker.clone(), counters: self.counters.clone() };
         let state = LbState::new(child.connectivity, picker);
-        self.cached = Some(CachedOutlierState { child, made, state: state.clone() });
+        self.cached = Some(CachedOutlierState { child, verified_at, state: state.clone() });
         state
     }
 
@@ -702,8 +703,8 @@ fn describe_settings(description: Description, settings: &OutlierSettings) -> De
 #[derive(Debug)]
 struct CachedOutlierState {
     child: LbState,
-    /// Number of subchannels created as of that state.
-    made: u64,
+    /// Revision at which subchannels were last looked up by address.
+    verified_at: Revision,
     state: LbState,
 }
 

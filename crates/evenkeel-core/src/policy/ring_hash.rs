@@ -628,9 +628,9 @@ mod tests {
     /// One run of the policy as the root of a tree.
     fn run(policy: &mut RingHash, endpoints: &Endpoints, tree: &mut PolicyTree) -> LbState {
         let config = RingHashConfig::default();
-        let node = tree.visit(None, None);
+        let node = tree.request_child(None, None);
         let before = tree.begin(node, PolicyScope::default());
-        let mut cx = Cx { tree, node: Some(node), scope: PolicyScope::default(), inputs_unchanged: false };
+        let mut cx = Cx { tree, node: Some(node), scope: PolicyScope::default(), children_reusable: false };
         let state = policy.reconcile(&config, endpoints, &mut cx);
         tree.end(node, &before);
         state

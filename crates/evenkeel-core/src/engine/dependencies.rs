@@ -1,0 +1,95 @@
+//! Dependencies of policies on discovered clusters and endpoint sets.
+//!
+//! A policy depends on what it read in its last run. An update that changes one of these values outdates the node; an
+//! update of anything else does not reach it. Subchannels keep their own list of holders, since they change far more
+//! often.
+
+use std::sync::Arc;
+
+use crate::Status;
+use crate::collections::fast_map::FastMap;
+use crate::collections::inline_vec::InlineVec;
+use crate::config::cluster::{Cluster, ClusterMap, EndpointSet, EndpointSource, is_same_cluster};
+use crate::engine::tree::NodeId;
+
+/// Discovered value that a policy read, with the result of the read.
+#[derive(Debug)]
+pub(crate) enum Dependency {
+    Cluster(Arc<str>, Option<Result<Arc<Cluster>, Status>>),
+    Endpoints(EndpointSource, Option<Arc<EndpointSet>>),
+}
+
+/// Name of a discovered value.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) enum DependencyKey {
+    Cluster(Arc<str>),
+    Endpoints(EndpointSource),
+}
+
+impl Dependency {
+    fn key(&self) -> DependencyKey {
+        match self {
+            Dependency::Cluster(name, _) => DependencyKey::Cluster(name.clone()),
+            Dependency::Endpoints(source, _) => DependencyKey::Endpoints(source.clone()),
+        }
+    }
+
+    fn has_same_key(&self, other: &Dependency) -> bool {
+        match (self, other) {
+            (Dependency::Cluster(a, _), Dependency::Cluster(b, _)) => a == b,
+            (Dependency::Endpoints(a, _), Dependency::Endpoints(b, _)) => a == b,
+            _ => false,
+        }
+    }
+
+    /// Returns true if reading it again returns the same value.
+    pub(crate) fn is_current(&self, clusters: Option<&ClusterMap>) -> bool {
+        match self {
+            Dependency::Cluster(name, value) => match (value, clusters.and_then(|all| all.cluster(name))) {
+                (Some(value), Some(current)) => is_same_cluster(value, current),
+                (value, current) => value.is_none() && current.is_none(),
+            },
+            Dependency::Endpoints(source, value) => {
+                let current = clusters.and_then(|all| all.endpoint_set(source));
+                value.as_ref().map(Arc::as_ptr) == current.map(Arc::as_ptr)
+            }
+        }
+    }
+}
+
+/// Nodes by the discovered values that they depend on.
+#[derive(Debug, Default)]
+pub(crate) struct DependencyIndex(FastMap<DependencyKey, InlineVec<NodeId>>);
+
+impl DependencyIndex {
+    /// Returns the nodes that depend on a value.
+    pub(crate) fn dependents(&self, key: &DependencyKey) -> Vec<NodeId> {
+        self.0.get(key).into_iter().flat_map(InlineVec::iter).copied().collect()
+    }
+
+    /// Replaces the dependencies of a node.
+    pub(crate) fn replace(&mut self, node: NodeId, before: &[Dependency], dependencies: &[Dependency]) {
+        let mut pairs = dependencies.iter().zip(before);
+        // Most runs read the same values as the run before.
+        if dependencies.len() == before.len() && pairs.all(|(new, old)| new.has_same_key(old)) {
+            return;
+        }
+        self.remove(node, before);
+        for dependency in dependencies {
+            self.0.entry(dependency.key()).or_default().push(node);
+        }
+    }
+
+    /// Removes the dependencies of a node.
+    pub(crate) fn remove(&mut self, node: NodeId, dependencies: &[Dependency]) {
+        for dependency in dependencies {
+            let key = dependency.key();
+            if let Some(dependents) = self.0.get_mut(&key) {
+                dependents.remove(&node);
+                if dependents.get(0).is_none() {
+                    self.0.remove(&key);
+                }
+            }
+        }
+    }
+}
