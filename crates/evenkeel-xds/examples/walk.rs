@@ -13,9 +13,11 @@ use evenkeel_core::{
 };
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
 use evenkeel_proto::prost::{Message, Name};
-use evenkeel_xds::ads::{AdsClient, AdsEffect, AdsEvent, AdsRequest, AdsStreamId, SubscriberId, XdsVariant};
+use evenkeel_xds::ads::{
+    AdsClient, AdsEffect, AdsEvent, AdsRequest, AdsStreamId, ChangedResources, SubscriberId, XdsVariant,
+};
 use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::resolver::{XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resolver::{XdsResolver, XdsResolverOutput, XdsResolverUpdate};
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use evenkeel_xds::routing::ConfigSelector;
 use testkit::resources::{any, cluster, listener_with_rds, load_assignment, route_config, weighted};
@@ -74,7 +76,7 @@ impl ExampleChannel {
             selector: None,
             sent: 0,
         };
-        walk.follow();
+        walk.follow(&ChangedResources::Anything);
         walk
     }
 
@@ -111,17 +113,19 @@ impl ExampleChannel {
                 AdsEffect::Read { .. } | AdsEffect::Close { .. } => {}
             }
         }
-        while let Some((id, _)) = self.client.poll_changed() {
-            self.follow();
+        while let Some((id, changed)) = self.client.poll_changed() {
+            self.follow(&changed);
             self.client.processed(id);
         }
     }
 
     /// Looks at what is known, wants what is missing, and uses what is complete.
-    fn follow(&mut self) {
-        let followed = self.resolver.resolve([], &self.client);
-        self.client.watch(self.channel, followed.wanted, Instant::ORIGIN);
-        if let Some(XdsResolverUpdate { update, route }) = followed.update {
+    fn follow(&mut self, changed: &ChangedResources) {
+        let XdsResolverOutput { watches, update } = self.resolver.update(changed, [], &self.client);
+        if let Some(watches) = watches {
+            self.client.watch(self.channel, watches.resources, Instant::ORIGIN);
+        }
+        if let Some(XdsResolverUpdate { update, route }) = update {
             self.core.update(update);
             self.connect();
             self.selector = route.ok();

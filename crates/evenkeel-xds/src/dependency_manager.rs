@@ -1,16 +1,16 @@
-//! From a listener to one complete config (A74).
+//! Dependency manager: resolves a listener and its dependencies to one complete config (A74).
 //!
-//! A channel follows names: its listener leads to routes, those to clusters, those to more clusters (A37) and to endpoints
-//! or DNS names. [`DependencyManager::resolve`] walks them over what is known and answers which names are wanted, and one complete
-//! [`XdsConfig`] once everything that the routes need is there; until then the config before it serves, with what
-//! its own clusters were told since. Nothing is remembered but DNS answers and what was made last, so that parts that did
-//! not change stay the same allocation.
+//! A listener depends on a route configuration, routes on clusters, and clusters on other clusters (A37), endpoints or DNS
+//! names. [`DependencyManager::update`] walks these dependencies in the resource cache. It returns the names to watch, and
+//! one [`XdsConfig`] once everything that the routes need is present. Until then the previous config stays in use, with the
+//! updates of its own clusters. The manager stores only DNS results and the last config, so that parts that did not change
+//! keep their allocation.
 //!
-//! Where a walk led to a config and nothing but endpoints changed since, another walk would go the same way and find other
-//! endpoints at its ends. [`DependencyManager::resolve_endpoints`] looks at those ends alone.
+//! If only endpoints changed since the last walk, another walk would visit the same resources. `update` then replaces the
+//! endpoint sets of the last config instead.
 //!
-//! A listener or a route configuration that cannot be had fails the channel. A cluster or its endpoints that
-//! cannot be had fail that cluster alone.
+//! A missing or invalid listener or route configuration fails the channel. A missing or invalid cluster, or its endpoints,
+//! fail only that cluster.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use std::sync::Arc;
 use evenkeel_core::cluster::{self as core, ClusterMap, EndpointSet, EndpointSource};
 use evenkeel_core::{Address, Endpoint, Endpoints, Locality, Status};
 
-use crate::ads::{AdsClient, ResourceState};
+use crate::ads::{AdsClient, ChangedResources, ResourceState};
 use crate::resource::name::ResourceName;
 use crate::resource::{
     Cluster, ClusterKind, Listener, Resource, ResourceType, RouteConfig, RouteSource, VirtualHost,
 };
 
-/// How many clusters may stand on one path from an aggregate cluster down to a leaf, both ends included (A37).
+/// Maximum number of clusters on a path from an aggregate cluster to a leaf, including both (A37).
 const MAX_DEPTH: usize = 16;
 
-/// What is known about resources, by type and name.
+/// Cache of resources, by type and name.
 pub trait ResourceView {
-    /// How the resource stands.
+    /// Returns the cached state of a resource.
     fn resource_state(&self, kind: ResourceType, name: &str) -> ResourceState;
 }
 
@@ -45,81 +45,87 @@ impl ResourceView for AdsClient {
     }
 }
 
-/// Everything that a channel needs to route and balance, delivered at once.
+/// Complete config of a channel for routing and load balancing.
 #[derive(Clone, Debug)]
 pub struct XdsConfig {
-    /// The listener.
+    /// Listener resource of the channel's target.
     pub listener: Arc<Listener>,
-    /// The routes, wherever they were.
+    /// Route configuration, inline in the listener or from RDS.
     pub route_config: Arc<RouteConfig>,
-    /// The virtual host for the channel's authority.
+    /// Virtual host that matches the channel's authority.
     pub virtual_host: Arc<VirtualHost>,
-    /// What the policies are given: every cluster that the routes, an aggregate cluster or a call refers to.
+    /// Clusters for the policies: each cluster that the routes, an aggregate cluster or a call refers to.
     pub clusters: Arc<ClusterMap>,
-    /// The clusters as the control plane described them, by name, where they could be had.
+    /// Cluster resources by name, without the missing and invalid ones.
     pub resources: Arc<BTreeMap<Arc<str>, Arc<Cluster>>>,
-    /// What is wrong with the listener or the routes although they can be used (A88); failures should say it.
+    /// Ambient error of the listener or the route configuration (A88), to be included in error messages.
     pub note: Option<Arc<str>>,
 }
 
-/// What one walk found.
+/// Result of an update.
 #[derive(Clone, Debug)]
 pub struct DependencyUpdate {
-    /// Every resource that the channel wants.
-    pub wanted: BTreeSet<(ResourceType, String)>,
-    /// Every DNS name that the channel wants, with its port. When a policy asks for re-resolution, all of them are
-    /// resolved again (A74).
-    pub hosts: BTreeSet<Arc<str>>,
-    /// What the channel should use.
+    /// Names to watch; `None` if they are those of the previous update.
+    pub watches: Option<WatchedNames>,
+    /// Config of the channel, if there is one.
     pub outcome: DependencyOutcome,
 }
 
-/// What a channel should use.
+/// Names that a channel depends on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WatchedNames {
+    /// Resources to watch in the xDS client.
+    pub resources: BTreeSet<(ResourceType, String)>,
+    /// DNS names to resolve, with their ports. A re-resolution request of a policy applies to all of them (A74).
+    pub hosts: BTreeSet<Arc<str>>,
+}
+
+/// Config of a channel, or the reason why there is none.
 #[derive(Clone, Debug)]
 pub enum DependencyOutcome {
-    /// Nothing yet: something has not come. Calls wait.
+    /// A resource has not been received yet. Calls are queued.
     Waiting,
-    /// This config. The same allocation as before means that nothing changed.
+    /// Complete config. If nothing changed, it is the same allocation as before.
     Config(Arc<XdsConfig>),
-    /// Nothing: calls fail with this status.
+    /// A required resource is missing or invalid. Calls fail with this status.
     Failed(Status),
 }
 
-/// What a channel follows.
+/// Dependency manager of one channel (A74).
 #[derive(Clone, Debug)]
 pub struct DependencyManager {
     listener: String,
     authority: String,
     dns_results: BTreeMap<Arc<str>, LogicalDnsResult>,
-    /// The config that was complete last.
+    /// Last complete config.
     current: Option<Arc<XdsConfig>>,
-    /// Endpoint sets that were made here, with what they were made from.
+    /// Endpoint sets of that config, with their inputs.
     built: HashMap<EndpointSource, BuiltEndpoints>,
-    /// Where endpoints of the config that is shown come from, by the name of the resource in its canonical spelling; `None`
-    /// if the last walk did not show one, or would find something else now.
+    /// Endpoint sources of that config, by canonical resource name. `None` if the last walk did not build it, or if a DNS
+    /// result changed since.
     eds_sources: Option<HashMap<Arc<str>, Vec<EndpointSource>>>,
 }
 
-/// What DNS said about a name.
+/// Result of the DNS lookups of one name.
 #[derive(Clone, Debug, Default)]
 struct LogicalDnsResult {
-    /// The last addresses that it gave.
+    /// Addresses of the last successful lookup.
     found: Option<Arc<EndpointSet>>,
-    /// What went wrong the last time.
+    /// Error of the last lookup.
     error: Option<Status>,
 }
 
-/// An endpoint set with a note on it, and the set it was made from.
+/// Endpoint set with its resolution note, and the inputs that it was built from.
 #[derive(Clone, Debug)]
 struct BuiltEndpoints {
     from: Option<Arc<EndpointSet>>,
     set: Arc<EndpointSet>,
-    /// What is wrong with the cluster although it can be used: the note, unless something is wrong with the endpoints.
+    /// Ambient error of the cluster. It is the note unless the endpoints have an error of their own.
     cluster: Option<Status>,
 }
 
 impl DependencyManager {
-    /// Follows the listener of this name for calls to this authority.
+    /// Creates the manager of a channel that uses this listener for calls to this authority.
     pub fn new(listener: impl Into<String>, authority: impl Into<String>) -> DependencyManager {
         DependencyManager {
             listener: listener.into(),
@@ -131,25 +137,36 @@ impl DependencyManager {
         }
     }
 
-    /// Takes in what came of resolving a DNS name with its port. An error after an answer leaves the answer in use.
+    /// Handles the result of a DNS lookup of `host`, which includes the port. After an error the last addresses stay in use.
     pub fn handle_resolved(&mut self, host: &str, addresses: Result<Vec<Address>, Status>) {
         self.eds_sources = None;
-        let answer = self.dns_results.entry(host.into()).or_default();
+        let result = self.dns_results.entry(host.into()).or_default();
         match addresses {
             Ok(addresses) => {
-                *answer = LogicalDnsResult { found: Some(answer.with(host, addresses)), error: None }
+                *result = LogicalDnsResult { found: Some(result.with(host, addresses)), error: None }
             }
-            Err(error) => answer.error = Some(error),
+            Err(error) => result.error = Some(error),
         }
     }
 
-    /// Walks from the listener down. `held` are the clusters that calls still refer to (A31) or that were asked for
-    /// beside the routes; they are kept, and do not keep a config from being complete.
-    pub fn resolve<'h>(
+    /// Brings the config up to date with the resource cache.
+    ///
+    /// `changed` names the resources that changed since the previous update. If these are endpoints only, and `held` is as in
+    /// that update, the result does not depend on the number of clusters.
+    ///
+    /// `held` are clusters that calls still refer to (A31) or that policies subscribe to. They are part of the config, but the
+    /// config is complete without them.
+    pub fn update<'h>(
         &mut self,
+        changed: &ChangedResources,
         held: impl IntoIterator<Item = &'h Arc<str>>,
         view: &impl ResourceView,
     ) -> DependencyUpdate {
+        if let ChangedResources::Endpoints(names) = changed
+            && let Some(config) = self.update_endpoints(names, view)
+        {
+            return DependencyUpdate { watches: None, outcome: DependencyOutcome::Config(config) };
+        }
         self.eds_sources = None;
         let dns_results = std::mem::take(&mut self.dns_results);
         let mut walk = DependencyWalk::new(view, &dns_results);
@@ -161,7 +178,7 @@ impl DependencyManager {
             }
             Ok(roots) => {
                 let roots = roots.filter(|roots| walk.clusters(&roots.virtual_host.clusters));
-                // Until the clusters of new routes are there the routes before serve, and their clusters go on following.
+                // Until the clusters of new routes are known, the previous routes stay in use and their clusters are updated.
                 let before = self.current.as_deref().filter(|_| roots.is_none()).map(RoutingResources::of);
                 let roots = roots.or(before.filter(|roots| walk.clusters(&roots.virtual_host.clusters)));
                 walk.clusters(held);
@@ -173,28 +190,28 @@ impl DependencyManager {
                 }
             }
         };
-        let DependencyWalk { wanted, hosts, .. } = walk;
+        let DependencyWalk { watches, .. } = walk;
         self.dns_results = dns_results;
-        self.dns_results.retain(|host, _| hosts.contains(host));
-        DependencyUpdate { wanted, hosts, outcome }
+        self.dns_results.retain(|host, _| watches.hosts.contains(host));
+        DependencyUpdate { watches: Some(watches), outcome }
     }
 
-    /// What [`DependencyManager::resolve`] would answer as config when nothing but these endpoints changed since it was last called, each by
-    /// the canonical spelling of its name; what is wanted is what it was then. `None` if that cannot be said without a walk.
-    pub fn resolve_endpoints<'n>(
+    /// Replaces the endpoint sets with these canonical names in the last config. Returns `None` if a walk is necessary.
+    fn update_endpoints(
         &mut self,
-        names: impl IntoIterator<Item = &'n Arc<str>>,
+        names: &BTreeSet<Arc<str>>,
         view: &impl ResourceView,
     ) -> Option<Arc<XdsConfig>> {
         let (current, eds_sources) = (self.current.as_ref()?, self.eds_sources.as_ref()?);
         let mut updated = Vec::new();
         for name in names {
-            // Endpoints that come to be known may complete a config.
+            // An endpoint set that is not part of the config may complete a new one, so it needs a walk.
             for source in eds_sources.get(name)? {
                 let last = self.built.get(source)?;
-                let made = EndpointsResult::from_view(source, view)?.build(last.cluster.as_ref(), Some(last));
-                if !Arc::ptr_eq(&made.set, &last.set) {
-                    updated.push((source.clone(), made));
+                let built =
+                    EndpointsResult::from_view(source, view)?.build(last.cluster.as_ref(), Some(last));
+                if !Arc::ptr_eq(&built.set, &last.set) {
+                    updated.push((source.clone(), built));
                 }
             }
         }
@@ -202,16 +219,16 @@ impl DependencyManager {
             return Some(current.clone());
         }
         let mut clusters = ClusterMap::clone(&current.clusters);
-        for (source, made) in updated {
-            clusters.insert_endpoint_set(source.clone(), made.set.clone());
-            self.built.insert(source, made);
+        for (source, built) in updated {
+            clusters.insert_endpoint_set(source.clone(), built.set.clone());
+            self.built.insert(source, built);
         }
         let config = Arc::new(XdsConfig { clusters: Arc::new(clusters), ..XdsConfig::clone(current) });
         self.current = Some(config.clone());
         Some(config)
     }
 
-    /// The complete config of what a walk found; the last one if it is the same.
+    /// Returns the config of a walk, or the previous one if they are the same.
     fn build_config(
         &mut self,
         roots: RoutingResources,
@@ -232,14 +249,14 @@ impl DependencyManager {
         config
     }
 
-    /// The clusters that a walk came by, in the core's words.
+    /// Returns the clusters of a walk, as types of the core and as resources.
     fn collect(
         &mut self,
         walk: &DependencyWalk<'_, impl ResourceView>,
     ) -> (ClusterMap, BTreeMap<Arc<str>, Arc<Cluster>>) {
         let mut clusters = ClusterMap::default();
         let mut resources = BTreeMap::new();
-        let mut made = HashMap::new();
+        let mut built = HashMap::new();
         let mut eds_sources = HashMap::<_, Vec<EndpointSource>>::new();
         for (name, node) in &walk.nodes {
             let (resource, ambient) = match node {
@@ -257,7 +274,7 @@ impl DependencyManager {
                     {
                         let entry = found.build(ambient.as_ref(), self.built.get(source));
                         clusters.insert_endpoint_set(source.clone(), entry.set.clone());
-                        if made.insert(source.clone(), entry).is_none()
+                        if built.insert(source.clone(), entry).is_none()
                             && let EndpointSource::Eds { .. } = source
                             && let Ok(name) = ResourceName::parse(ResourceType::Endpoints, source.name())
                         {
@@ -275,12 +292,12 @@ impl DependencyManager {
             resources.insert(name.clone(), resource.clone());
             clusters.insert_cluster(name.clone(), cluster);
         }
-        self.built = made;
+        self.built = built;
         self.eds_sources = Some(eds_sources);
         (clusters, resources)
     }
 
-    /// An aggregate cluster with these leaves; the allocation of last time if they are the same.
+    /// Returns an aggregate cluster with these leaves, or the previous allocation if they are the same.
     fn aggregate(&self, name: &str, leaves: &[Arc<str>]) -> Arc<core::Cluster> {
         let last = self.current.as_ref().and_then(|current| current.clusters.cluster(name));
         match last {
@@ -291,8 +308,8 @@ impl DependencyManager {
 }
 
 impl LogicalDnsResult {
-    /// The addresses as endpoints: all are one endpoint in one locality without a name (A37, A61), called by the name that
-    /// was resolved (A81). The allocation of last time if they are the same.
+    /// Returns the addresses as one endpoint in an unnamed locality (A37, A61), with the DNS name as its hostname (A81).
+    /// Returns the previous allocation if it is the same.
     fn with(&self, host: &str, addresses: Vec<Address>) -> Arc<EndpointSet> {
         let endpoint =
             Endpoint::new(addresses).with_locality(Arc::new(Locality::default()), 1).with_hostname(host);
@@ -308,7 +325,7 @@ impl LogicalDnsResult {
 }
 
 impl XdsConfig {
-    /// Whether both are made of the same parts, so that nothing changed.
+    /// Returns true if both consist of the same resources.
     fn is_same(&self, other: &XdsConfig) -> bool {
         let same_resources = || {
             let pairs = self.resources.iter().zip(&*other.resources);
@@ -328,7 +345,7 @@ fn is_aggregate_of(cluster: &core::Cluster, names: &[Arc<str>]) -> bool {
     matches!(cluster, core::Cluster::Aggregate { leaves } if leaves == names)
 }
 
-/// What stands above the clusters.
+/// Listener and routes of a config.
 struct RoutingResources {
     listener: Arc<Listener>,
     route_config: Arc<RouteConfig>,
@@ -343,46 +360,45 @@ impl RoutingResources {
     }
 }
 
-/// One walk over what is known.
+/// Walk over the dependencies of a listener in the resource cache.
 struct DependencyWalk<'a, V> {
     view: &'a V,
     dns_results: &'a BTreeMap<Arc<str>, LogicalDnsResult>,
-    wanted: BTreeSet<(ResourceType, String)>,
-    hosts: BTreeSet<Arc<str>>,
-    /// Every cluster that the walk came by.
+    watches: WatchedNames,
+    /// Clusters that the walk visited.
     nodes: BTreeMap<Arc<str>, ClusterNode>,
-    /// What is below each of them.
+    /// Subtree of each of them.
     subtrees: BTreeMap<Arc<str>, ClusterSubtree>,
-    /// The endpoints that are known.
+    /// Endpoints that are known, or known to be unavailable.
     endpoints: BTreeMap<EndpointSource, EndpointsResult>,
 }
 
-/// A cluster that the walk came by.
+/// Cluster that the walk visited.
 enum ClusterNode {
-    /// Nothing is known about it yet.
+    /// The resource has not been received yet.
     Waiting,
-    /// It cannot be had.
+    /// The resource is missing or invalid.
     Failed(Status),
-    /// It is there.
+    /// The resource is cached.
     Known {
         resource: Arc<Cluster>,
-        /// What is wrong with it although it can be used.
+        /// Error of the last update of the resource, which stays in use.
         ambient: Option<Status>,
     },
 }
 
-/// What is below a cluster, itself included.
+/// Cluster with all clusters below it.
 struct ClusterSubtree {
-    /// The tree, or why it cannot be used.
+    /// Leaves of the subtree, or the error that makes it invalid.
     tree: Result<AggregateLeaves, Status>,
-    /// Whether all of it is known.
+    /// True if every resource of the subtree is known.
     is_complete: bool,
 }
 
 struct AggregateLeaves {
-    /// The leaves, depth first, each where it is seen first (A37).
+    /// Leaf clusters in depth-first order, each at its first occurrence (A37).
     leaves: Vec<Arc<str>>,
-    /// How many clusters stand on the longest path down.
+    /// Number of clusters on the longest path to a leaf.
     height: usize,
 }
 
@@ -391,8 +407,7 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
         DependencyWalk {
             view,
             dns_results,
-            wanted: BTreeSet::new(),
-            hosts: BTreeSet::new(),
+            watches: WatchedNames::default(),
             nodes: BTreeMap::new(),
             subtrees: BTreeMap::new(),
             endpoints: BTreeMap::new(),
@@ -400,25 +415,25 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
     }
 
     fn resource_state(&mut self, kind: ResourceType, name: &str) -> ResourceState {
-        self.wanted.insert((kind, name.to_owned()));
+        self.watches.resources.insert((kind, name.to_owned()));
         self.view.resource_state(kind, name)
     }
 
-    /// The listener and the routes; `None` while something of them is not known.
+    /// Returns the listener and the routes; `None` if one of them has not been received yet.
     fn routing_resources(
         &mut self,
         listener: &str,
         authority: &str,
     ) -> Result<Option<RoutingResources>, Status> {
-        let seen = self.resource_state(ResourceType::Listener, listener);
-        let mut ambient = seen.ambient;
-        let Some(Resource::Listener(listener)) = seen.value.transpose()? else { return Ok(None) };
+        let state = self.resource_state(ResourceType::Listener, listener);
+        let mut ambient = state.ambient;
+        let Some(Resource::Listener(listener)) = state.value.transpose()? else { return Ok(None) };
         let route_config = match &listener.routes {
             RouteSource::Inline(routes) => routes.clone(),
             RouteSource::Rds(name) => {
-                let seen = self.resource_state(ResourceType::RouteConfig, name);
-                ambient = ambient.or(seen.ambient);
-                let Some(Resource::RouteConfig(routes)) = seen.value.transpose()? else { return Ok(None) };
+                let state = self.resource_state(ResourceType::RouteConfig, name);
+                ambient = ambient.or(state.ambient);
+                let Some(Resource::RouteConfig(routes)) = state.value.transpose()? else { return Ok(None) };
                 routes
             }
         };
@@ -434,7 +449,7 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
         Ok(Some(RoutingResources { listener, route_config, virtual_host, note }))
     }
 
-    /// Walks into these clusters and everything below them; answers whether all of it is known.
+    /// Visits these clusters and their subtrees. Returns true if all of them are known.
     fn clusters<'n>(&mut self, names: impl IntoIterator<Item = &'n Arc<str>>) -> bool {
         let mut is_complete = true;
         for name in names {
@@ -445,15 +460,15 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
         is_complete
     }
 
-    /// Looks at a cluster and at everything below it, each once.
+    /// Visits a cluster and its subtree, each cluster once.
     fn discover(&mut self, name: &Arc<str>) {
         let mut open = vec![name.clone()];
         while let Some(name) = open.pop() {
             if self.nodes.contains_key(&name) {
                 continue;
             }
-            let seen = self.resource_state(ResourceType::Cluster, &name);
-            let node = match seen.value {
+            let state = self.resource_state(ResourceType::Cluster, &name);
+            let node = match state.value {
                 Some(Ok(Resource::Cluster(resource))) => {
                     match &resource.kind {
                         ClusterKind::Aggregate(members) => open.extend(members.iter().cloned()),
@@ -461,7 +476,7 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
                             cluster.source().into_iter().for_each(|s| self.resolve_source(s));
                         }
                     }
-                    ClusterNode::Known { resource, ambient: seen.ambient }
+                    ClusterNode::Known { resource, ambient: state.ambient }
                 }
                 Some(Err(status)) => ClusterNode::Failed(status),
                 _ => ClusterNode::Waiting,
@@ -470,8 +485,8 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
         }
     }
 
-    /// Puts together what is below a cluster and below everything on the way. No recursion: how deep clusters are
-    /// nested is up to the control plane.
+    /// Computes the subtree of a cluster and of each cluster below it. The function is not recursive, since the control plane
+    /// determines the depth of nesting.
     fn flatten(&mut self, name: &Arc<str>) {
         let mut path = vec![(name.clone(), 0)];
         let mut on_path = BTreeSet::from([name.clone()]);
@@ -507,7 +522,7 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
         }
     }
 
-    /// What is below a cluster, when that is known of each of its members.
+    /// Computes the subtree of a cluster from the subtrees of its members.
     fn combine(&self, name: &Arc<str>, members: &[Arc<str>]) -> ClusterSubtree {
         let mut tree = AggregateLeaves { leaves: Vec::new(), height: 1 };
         let mut is_complete = match self.nodes.get(name) {
@@ -519,7 +534,7 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
                 }
                 ClusterKind::Aggregate(_) => true,
             },
-            // What cannot be had may be a leaf; as one it is a priority that fails (A74).
+            // A missing or invalid cluster may be a leaf. As a leaf it is a priority that fails (A74).
             Some(ClusterNode::Failed(_)) => {
                 tree.leaves.push(name.clone());
                 true
@@ -543,18 +558,18 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
         ClusterSubtree { tree: Ok(tree), is_complete }
     }
 
-    /// Looks at the endpoints from a source.
+    /// Visits the endpoints of a source.
     fn resolve_source(&mut self, source: &EndpointSource) {
         let found = match source {
             EndpointSource::Eds { .. } => {
-                self.wanted.insert((ResourceType::Endpoints, source.name().as_ref().to_owned()));
+                self.watches.resources.insert((ResourceType::Endpoints, source.name().as_ref().to_owned()));
                 let Some(found) = EndpointsResult::from_view(source, self.view) else { return };
                 found
             }
             EndpointSource::LogicalDns { hostname } => {
-                self.hosts.insert(hostname.clone());
-                let Some(answer) = self.dns_results.get(hostname) else { return };
-                match (&answer.found, &answer.error) {
+                self.watches.hosts.insert(hostname.clone());
+                let Some(result) = self.dns_results.get(hostname) else { return };
+                match (&result.found, &result.error) {
                     (Some(set), error) => EndpointsResult::Set(set.clone(), error.clone()),
                     (None, Some(error)) => {
                         EndpointsResult::Unavailable(format!("{source}: {}", error.message()).into())
@@ -567,27 +582,27 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
     }
 }
 
-/// Endpoints as they were found.
+/// Endpoints of a source, as cached.
 enum EndpointsResult {
-    /// Some, and what is wrong with their source although there are some.
+    /// Endpoint set, with the error of its last update if that failed.
     Set(Arc<EndpointSet>, Option<Status>),
-    /// None, and why.
+    /// No endpoint set, with the reason.
     Unavailable(Arc<str>),
 }
 
 impl EndpointsResult {
-    /// The endpoints that a control plane gave, if it said anything.
+    /// Returns the cached endpoints of an EDS source; `None` if they have not been received yet.
     fn from_view(source: &EndpointSource, view: &impl ResourceView) -> Option<EndpointsResult> {
-        let seen = view.resource_state(ResourceType::Endpoints, source.name());
-        match seen.value? {
-            Ok(Resource::Endpoints(set)) => Some(EndpointsResult::Set(set, seen.ambient)),
+        let state = view.resource_state(ResourceType::Endpoints, source.name());
+        match state.value? {
+            Ok(Resource::Endpoints(set)) => Some(EndpointsResult::Set(set, state.ambient)),
             Ok(_) => None,
             Err(status) => Some(EndpointsResult::Unavailable(status.message().into())),
         }
     }
 
-    /// The set to use, with a note for failures: what is wrong with the endpoints, else with their cluster. The
-    /// allocation of last time if it is the same.
+    /// Returns the endpoint set with its resolution note: the error of the endpoints, or else of their cluster. Returns the
+    /// previous allocation if it is the same.
     fn build(&self, cluster: Option<&Status>, last: Option<&BuiltEndpoints>) -> BuiltEndpoints {
         let (from, note) = match self {
             EndpointsResult::Set(set, ambient) => {

@@ -1,24 +1,24 @@
-//! What one channel follows: from what is known to what it routes and balances by.
+//! xDS resolver of one channel: turns the resource cache into an LB update and a config selector.
 //!
-//! A [`XdsResolver`] puts the parts together for a channel. Its driver calls [`XdsResolver::resolve`] whenever something changed that
-//! concerns the channel: resources, a DNS answer, a cluster that the last call let go of, a cluster that a policy asks
-//! for. What comes back is wanted from the client and from DNS, and perhaps a [`XdsResolverUpdate`]: first the core takes the update and
-//! runs a pass, then calls see the selector, together with the picker of that pass (A31). Where only endpoints changed,
-//! [`XdsResolver::resolve_endpoints`] leads to the same step without a look at everything else.
+//! The driver calls [`XdsResolver::update`] after each change that concerns the channel: a resource, a DNS result, a
+//! cluster that no call uses any more, or a cluster that a policy subscribes to. The result lists the resources and DNS names to
+//! watch. If the config of the channel changed, it also has a [`XdsResolverUpdate`]. The driver passes its LB update to the core
+//! and runs a pass. It then publishes the selector together with the picker of that pass (A31).
 //!
 //! ```
 //! use std::sync::Arc;
 //!
-//! use evenkeel_xds::ads::ResourceState;
+//! use evenkeel_xds::ads::{ChangedResources, ResourceState};
 //! use evenkeel_xds::resolver::XdsResolver;
 //! use evenkeel_xds::resource::ResourceType;
 //!
 //! let wake = Arc::new(|| { /* wake the driver */ });
 //! let mut resolver = XdsResolver::new("orders", "orders", "node-7", 42, wake);
-//! let nothing_known = |_: ResourceType, _: &str| ResourceState::default();
-//! let followed = resolver.resolve([], &nothing_known);
-//! assert!(followed.wanted.contains(&(ResourceType::Listener, "orders".to_owned())));
-//! assert!(followed.update.is_none(), "calls wait");
+//! let empty_cache = |_: ResourceType, _: &str| ResourceState::default();
+//! let output = resolver.update(&ChangedResources::Anything, [], &empty_cache);
+//! let watches = output.watches.expect("a full update returns all names");
+//! assert!(watches.resources.contains(&(ResourceType::Listener, "orders".to_owned())));
+//! assert!(output.update.is_none(), "calls are queued");
 //! ```
 
 use std::collections::BTreeSet;
@@ -27,64 +27,60 @@ use std::sync::Arc;
 use evenkeel_core::cluster::ClusterMap;
 use evenkeel_core::{Address, Endpoints, LbConfig, LbUpdate, Status};
 
-use crate::dependency_manager::{DependencyManager, DependencyOutcome, ResourceView, XdsConfig};
-use crate::resource::ResourceType;
+use crate::ads::ChangedResources;
+use crate::dependency_manager::{
+    DependencyManager, DependencyOutcome, DependencyUpdate, ResourceView, WatchedNames, XdsConfig,
+};
 use crate::routing::{ActiveClusters, ConfigSelector, lb_config};
 use crate::text::quoted_long;
 
-/// One channel's view of xDS.
+/// xDS resolver of one channel.
 #[derive(Debug)]
 pub struct XdsResolver {
     dependency_manager: DependencyManager,
     active: ActiveClusters,
-    /// The target of the channel, which failures name.
+    /// Channel target, for error messages.
     target: Option<String>,
-    /// Whom to ask about, for failures.
+    /// Node id, for error messages.
     node: Arc<str>,
     channel_id: u64,
-    /// The config in use, until its listener or its routes are gone.
+    /// Config in use; `None` while the listener or the routes are missing or invalid.
     config: Option<Arc<XdsConfig>>,
-    /// How calls are routed.
+    /// Selector in use, or the status that calls fail with.
     route: Option<Result<Arc<ConfigSelector>, Status>>,
-    lb_config: Option<LbConfig>,
+    /// LB config, with the value of `ActiveClusters::changes` that it was built for.
+    lb_config: Option<(u64, LbConfig)>,
     clusters: Arc<ClusterMap>,
-    /// How often a cluster had come or gone when everything was last looked at.
+    /// Clusters of the last full update that calls or policies refer to.
+    held: Vec<Arc<str>>,
+    /// Clusters that policies subscribed to, as of the last full update.
+    subscribed: BTreeSet<Arc<str>>,
+    /// Value of `ActiveClusters::changes` before the last full update.
     cluster_changes: u64,
 }
 
-/// What following led to.
+/// Result of an update.
 #[derive(Debug)]
 pub struct XdsResolverOutput {
-    /// Every resource that the channel wants.
-    pub wanted: BTreeSet<(ResourceType, String)>,
-    /// Every DNS name that the channel wants, with its port.
-    pub hosts: BTreeSet<Arc<str>>,
-    /// What changed for the channel, if anything did.
+    /// Names to watch; `None` if they are those of the previous update.
+    pub watches: Option<WatchedNames>,
+    /// Changes for the channel; `None` if there are none.
     pub update: Option<XdsResolverUpdate>,
 }
 
-/// What a channel does next: the core takes the update and runs a pass, then calls are routed another way.
+/// Update of a channel. The core runs a pass with the LB update before new calls use the selector.
 #[derive(Clone, Debug)]
 pub struct XdsResolverUpdate {
-    /// For the core. While the channel fails it holds what calls under way still need.
+    /// Update for the core. While the channel fails, it retains the clusters of calls in flight.
     pub update: LbUpdate,
-    /// For calls that begin from then on: how they are routed, or what they fail with.
+    /// Selector for new calls, or the status that they fail with.
     pub route: Result<Arc<ConfigSelector>, Status>,
 }
 
-/// What a look at endpoints alone led to.
-#[derive(Debug)]
-pub enum EndpointsOnlyUpdate {
-    /// That was all there is to look at. What changed for the channel, if anything did; it wants what it wanted before.
-    Applied(Option<XdsResolverUpdate>),
-    /// It does not do: [`XdsResolver::resolve`] has to look at everything.
-    NeedsFullUpdate,
-}
-
 impl XdsResolver {
-    /// Follows a listener for calls to an authority. `node` is the node's id, which failures name; `channel_id` is the
-    /// channel's random number for hash policies (A42). `on_idle` is called when a cluster is no longer needed by any
-    /// call, from whichever thread ended it: it should only see to it that [`XdsResolver::resolve`] is called soon.
+    /// Creates the resolver of a channel that uses this listener for calls to this authority. Error messages contain the node
+    /// id `node`. Hash policies use `channel_id`, a random number (A42). `on_idle` is called from any thread when the last call
+    /// of a cluster ends. It should only schedule a call of [`XdsResolver::update`].
     pub fn new(
         listener: impl Into<String>,
         authority: impl Into<String>,
@@ -102,35 +98,52 @@ impl XdsResolver {
             route: None,
             lb_config: None,
             clusters: Arc::default(),
+            held: Vec::new(),
+            subscribed: BTreeSet::new(),
             cluster_changes: 0,
         }
     }
 
-    /// Names the target of the channel in failures that concern all of its calls.
+    /// Adds the channel target to the error messages that concern all calls.
     #[must_use]
     pub fn for_target(mut self, target: &str) -> XdsResolver {
         self.target = Some(quoted_long(target));
         self
     }
 
-    /// Takes in what came of resolving a DNS name with its port.
+    /// Handles the result of a DNS lookup of `host`, which includes the port.
     pub fn handle_resolved(&mut self, host: &str, addresses: Result<Vec<Address>, Status>) {
         self.dependency_manager.handle_resolved(host, addresses);
     }
 
-    /// Looks at what is known. `dynamic` are the clusters that policies ask for beside the routes
-    /// ([`Core::subscribed_clusters`](evenkeel_core::Core::subscribed_clusters)).
-    pub fn resolve<'d>(
+    /// Brings the channel up to date with the resource cache.
+    ///
+    /// `changed` names the resources that changed since the previous update; the first update and those after a DNS result pass
+    /// [`ChangedResources::Anything`]. `subscribed` are the clusters that policies subscribe to
+    /// ([`Core::subscribed_clusters`](evenkeel_core::Core::subscribed_clusters)). If the result has other names to watch than the
+    /// one before, some of them may be cached already. The driver then updates again, with [`ChangedResources::Anything`].
+    pub fn update<'d>(
         &mut self,
-        dynamic: impl IntoIterator<Item = &'d Arc<str>>,
+        changed: &ChangedResources,
+        subscribed: impl IntoIterator<Item = &'d Arc<str>>,
         view: &impl ResourceView,
     ) -> XdsResolverOutput {
-        // In this order: what goes between the two is looked at again.
-        self.cluster_changes = self.active.changes();
-        let mut held = self.active.names();
-        held.extend(dynamic.into_iter().cloned());
-        let resolution = self.dependency_manager.resolve(&held, view);
-        let update = match resolution.outcome {
+        let subscribed: BTreeSet<Arc<str>> = subscribed.into_iter().cloned().collect();
+        // Read before the names: the next update sees a cluster that changes between the two.
+        let cluster_changes = self.active.changes();
+        let is_same_held = cluster_changes == self.cluster_changes && subscribed == self.subscribed;
+        let changed = match changed {
+            ChangedResources::Endpoints(_) if is_same_held && self.config.is_some() => changed,
+            _ => {
+                self.cluster_changes = cluster_changes;
+                self.held = self.active.names();
+                self.held.extend(subscribed.iter().cloned());
+                self.subscribed = subscribed;
+                &ChangedResources::Anything
+            }
+        };
+        let DependencyUpdate { watches, outcome } = self.dependency_manager.update(changed, &self.held, view);
+        let update = match outcome {
             DependencyOutcome::Waiting => None,
             DependencyOutcome::Config(config) => {
                 let is_same = self.config.as_ref().is_some_and(|last| Arc::ptr_eq(last, &config));
@@ -141,7 +154,7 @@ impl XdsResolver {
             }
             DependencyOutcome::Failed(status) => {
                 self.config = None;
-                // A control plane's codes are not for calls (A54).
+                // Calls do not fail with the status codes of the control plane (A54).
                 let status = match &self.target {
                     Some(target) => Status::unavailable(format!("target {target}: {}", status.message())),
                     None => Status::unavailable(status.message()),
@@ -150,45 +163,15 @@ impl XdsResolver {
                 self.finish_update(Err(status), is_same)
             }
         };
-        XdsResolverOutput { wanted: resolution.wanted, hosts: resolution.hosts, update }
+        XdsResolverOutput { watches, update }
     }
 
-    /// The same, when nothing but these endpoints changed since [`XdsResolver::resolve`] last looked at everything and led to
-    /// nothing new: no other resource, and not which clusters policies ask for. Names are in their canonical spelling, as
-    /// [`ChangedResources`](crate::ads::ChangedResources) has them.
-    pub fn resolve_endpoints<'n>(
-        &mut self,
-        names: impl IntoIterator<Item = &'n Arc<str>>,
-        view: &impl ResourceView,
-    ) -> EndpointsOnlyUpdate {
-        if self.cluster_changes != self.active.changes() {
-            return EndpointsOnlyUpdate::NeedsFullUpdate;
-        }
-        let (Some(last), Some(Ok(route)), Some(lb_config)) = (&self.config, &self.route, &self.lb_config)
-        else {
-            return EndpointsOnlyUpdate::NeedsFullUpdate;
-        };
-        let Some(config) = self.dependency_manager.resolve_endpoints(names, view) else {
-            return EndpointsOnlyUpdate::NeedsFullUpdate;
-        };
-        if Arc::ptr_eq(last, &config) {
-            return EndpointsOnlyUpdate::Applied(None);
-        }
-        let (route, lb_config) = (route.clone(), lb_config.clone());
-        self.clusters = config.clusters.clone();
-        self.config = Some(config);
-        EndpointsOnlyUpdate::Applied(Some(XdsResolverUpdate {
-            update: self.build_update(lb_config),
-            route: Ok(route),
-        }))
-    }
-
-    /// The config in use; `None` while there is none, or its listener or its routes are gone.
+    /// Returns the config in use; `None` while the listener or the routes are missing or invalid.
     pub fn config(&self) -> Option<&Arc<XdsConfig>> {
         self.config.as_ref()
     }
 
-    /// A selector by these routes; the one in use if they did not change.
+    /// Returns the selector for these routes, or the one in use if they did not change.
     fn config_selector(&self, config: &XdsConfig) -> Arc<ConfigSelector> {
         if let (Some(Ok(selector)), Some(last)) = (&self.route, &self.config)
             && Arc::ptr_eq(&last.listener, &config.listener)
@@ -200,18 +183,26 @@ impl XdsResolver {
         Arc::new(ConfigSelector::new(host, &config.listener, &self.active, self.channel_id))
     }
 
-    /// The step to this route, unless nothing changed: neither the route nor which clusters are active.
+    /// Returns the update to this route; `None` if neither the config nor the set of active clusters changed.
     fn finish_update(
         &mut self,
         route: Result<Arc<ConfigSelector>, Status>,
         is_same: bool,
     ) -> Option<XdsResolverUpdate> {
-        // What it replaces must go first: a selector keeps its clusters active.
+        // Drop the previous selector first, since it keeps its clusters active.
         self.route = Some(route.clone());
-        let before = self.lb_config.take();
-        let lb_config = lb_config(&self.active.names(), before.as_ref());
-        let same_clusters = before.is_some_and(|before| before.is_same(&lb_config));
-        self.lb_config = Some(lb_config.clone());
+        // Read before the names, as in `update`.
+        let cluster_changes = self.active.changes();
+        let (lb_config, same_clusters) = match self.lb_config.take() {
+            Some((changes, before)) if changes == cluster_changes => (before, true),
+            before => {
+                let before = before.map(|(_, before)| before);
+                let lb_config = lb_config(&self.active.names(), before.as_ref());
+                let same_clusters = before.is_some_and(|before| before.is_same(&lb_config));
+                (lb_config, same_clusters)
+            }
+        };
+        self.lb_config = Some((cluster_changes, lb_config.clone()));
         if is_same && same_clusters {
             return None;
         }
@@ -219,7 +210,7 @@ impl XdsResolver {
     }
 
     fn build_update(&self, lb_config: LbConfig) -> LbUpdate {
-        // A88: what is wrong although all can be used, else whom to ask about.
+        // A88: the ambient error, or else the node id.
         let ambient = self.config.as_ref().and_then(|config| config.note.clone());
         LbUpdate::new(lb_config, Endpoints::none())
             .with_clusters(self.clusters.clone())

@@ -9,6 +9,7 @@ use evenkeel_core::{
     Address, CallOutcome, Code, Core, Description, Instant, LbEffect, LbEvent, PickArgs, PickResult,
     RequestMetadata, Rng, RootPicker, Status,
 };
+use evenkeel_xds::ads::ChangedResources;
 use evenkeel_xds::dependency_manager::XdsConfig;
 use evenkeel_xds::resolver::{XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::routing::ConfigSelector;
@@ -66,9 +67,9 @@ impl ClientSimulation {
     /// Resolves the resources. Returns true if the result has a new config or a new DNS name.
     fn follow(&mut self, known: &LocalResources) -> bool {
         let dynamic: Vec<_> = self.core.subscribed_clusters().cloned().collect();
-        let followed = self.follower.resolve(&dynamic, known);
+        let followed = self.follower.update(&ChangedResources::Anything, &dynamic, known);
         let mut is_news = followed.update.is_some();
-        for host in followed.hosts {
+        for host in followed.watches.into_iter().flat_map(|watches| watches.hosts) {
             if self.hosts.insert(host.clone()) {
                 // The name replaces its addresses: LOGICAL_DNS has one endpoint for all of them (A37).
                 self.follower.handle_resolved(&host, Ok(vec![Address::Name(host.clone())]));

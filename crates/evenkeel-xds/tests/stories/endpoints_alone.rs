@@ -17,7 +17,7 @@ use evenkeel_xds::ads::{
 };
 use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
 use evenkeel_xds::dependency_manager::XdsConfig;
-use evenkeel_xds::resolver::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resolver::{XdsResolver, XdsResolverOutput, XdsResolverUpdate};
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use evenkeel_xds::routing::{ConfigSelector, SelectedRoute};
 use proptest::prelude::*;
@@ -139,28 +139,27 @@ impl TestChannel {
         self.route = Some(route);
     }
 
-    /// Looks at everything until that leads to nothing new.
-    fn follow(&mut self, dynamic: &[Arc<str>], client: &mut AdsClient, now: Instant) {
+    /// Updates until nothing further is needed. Returns true if the first update was limited to endpoints.
+    fn follow(
+        &mut self,
+        changed: &ChangedResources,
+        dynamic: &[Arc<str>],
+        client: &mut AdsClient,
+        now: Instant,
+    ) -> bool {
+        let mut changed = changed;
         loop {
-            let followed = self.resolver.resolve(dynamic, client);
-            self.take(followed.update);
-            self.hosts = followed.hosts;
-            if followed.wanted == self.wanted {
-                return;
+            let XdsResolverOutput { watches, update } = self.resolver.update(changed, dynamic, client);
+            self.take(update);
+            let Some(watches) = watches else { return true };
+            self.hosts = watches.hosts;
+            if watches.resources == self.wanted {
+                return false;
             }
-            client.watch(self.id, followed.wanted.clone(), now);
-            self.wanted = followed.wanted;
+            client.watch(self.id, watches.resources.clone(), now);
+            self.wanted = watches.resources;
+            changed = &ChangedResources::Anything;
         }
-    }
-
-    /// Looks at endpoints alone, if that does.
-    fn glance(&mut self, changed: &ChangedResources, client: &AdsClient) -> bool {
-        let ChangedResources::Endpoints(names) = changed else { return false };
-        let EndpointsOnlyUpdate::Applied(step) = self.resolver.resolve_endpoints(names, client) else {
-            return false;
-        };
-        self.take(step);
-        true
     }
 
     fn looks(&self) -> RetainedViews {
@@ -287,11 +286,10 @@ impl Story {
                 }
             }
             let Some(changed) = changed.take() else { return };
-            self.whole.follow(&self.dynamic, &mut self.client, self.now);
-            if self.short.glance(&changed, &self.client) {
+            let anything = ChangedResources::Anything;
+            assert!(!self.whole.follow(&anything, &self.dynamic, &mut self.client, self.now));
+            if self.short.follow(&changed, &self.dynamic, &mut self.client, self.now) {
                 self.glances += 1;
-            } else {
-                self.short.follow(&self.dynamic, &mut self.client, self.now);
             }
             self.client.processed(self.whole.id);
             self.client.processed(self.short.id);

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use evenkeel_core::cluster::{Cluster, EndpointSet, EndpointSource};
 use evenkeel_core::{Code, Registry, Status};
 use evenkeel_proto::prost::Name;
-use evenkeel_xds::ads::ResourceState;
+use evenkeel_xds::ads::{ChangedResources, ResourceState};
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::dependency_manager::{DependencyManager, DependencyOutcome, DependencyUpdate, XdsConfig};
+use evenkeel_xds::dependency_manager::{
+    DependencyManager, DependencyOutcome, DependencyUpdate, WatchedNames, XdsConfig,
+};
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use testkit::resources::{
     aggregate_cluster, any, cluster, dns_cluster, listener_with_rds, listener_with_routes, load_assignment,
@@ -65,7 +67,7 @@ impl Story {
         let known = &self.known;
         let view =
             |kind: ResourceType, name: &str| known.get(&(kind, name.to_owned())).cloned().unwrap_or_default();
-        self.graph.resolve(&self.held, &view)
+        self.graph.update(&ChangedResources::Anything, &self.held, &view)
     }
 
     fn config(&mut self) -> Arc<XdsConfig> {
@@ -86,9 +88,13 @@ impl Story {
         matches!(self.resolve().outcome, DependencyOutcome::Waiting)
     }
 
+    fn watches(&mut self) -> WatchedNames {
+        self.resolve().watches.expect("a full update lists all names")
+    }
+
     /// What is wanted, as in `cluster a`.
     fn wanted(&mut self) -> Vec<String> {
-        self.resolve().wanted.iter().map(|(kind, name)| format!("{kind} {name}")).collect()
+        self.watches().resources.iter().map(|(kind, name)| format!("{kind} {name}")).collect()
     }
 
     /// Why a cluster cannot be used.
@@ -249,7 +255,7 @@ fn aggregates_are_flattened() {
         story.know(Eds, &load_assignment(name, &["10.0.0.1:80"]));
     }
     assert_eq!(story.leaves("top"), ["b", "d", "e"]);
-    let wanted = story.resolve().wanted;
+    let wanted = story.watches().resources;
     let unique: BTreeSet<_> = wanted.iter().collect();
     assert_eq!(wanted.len(), unique.len());
     assert!(wanted.contains(&(Cds, "middle".to_owned())));
@@ -342,7 +348,7 @@ fn dns_names_are_resolved_by_the_driver() {
     story.know(Cds, &aggregate_cluster("top", &["one", "two"]));
     story.know(Cds, &dns_cluster("one", "one.example", 443));
     story.know(Cds, &dns_cluster("two", "two.example", 80));
-    let hosts = story.resolve().hosts;
+    let hosts = story.watches().hosts;
     assert_eq!(hosts, BTreeSet::from(["one.example:443".into(), "two.example:80".into()]));
     story.graph.handle_resolved("one.example:443", Ok(vec!["10.0.0.1:443".into(), "10.0.0.2:443".into()]));
     assert!(story.is_waiting());

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use evenkeel_core::{Code, Core, Endpoints, PickArgs, Registry, RequestMetadata, Rng};
 use evenkeel_proto::prost_types::Any;
-use evenkeel_xds::ads::{SubscriberId, XdsVariant};
+use evenkeel_xds::ads::{ChangedResources, SubscriberId, XdsVariant};
 use evenkeel_xds::bootstrap::{Bootstrap, CertificateProvider};
 use evenkeel_xds::resolver::{XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::resource::{
@@ -115,13 +115,14 @@ impl MeshChannel {
     fn follow(&mut self) {
         loop {
             let dynamic: Vec<_> = self.backends.core().subscribed_clusters().cloned().collect();
-            let followed = self.resolver.resolve(&dynamic, &self.plane.client);
+            let followed = self.resolver.update(&ChangedResources::Anything, &dynamic, &self.plane.client);
             if let Some(XdsResolverUpdate { update, route }) = followed.update {
                 self.backends.take(update);
                 self.route = Some(route.map_err(|status| status.to_string()));
             }
             let before = self.plane.told("istiod");
-            let names: Vec<_> = followed.wanted.iter().map(|(kind, name)| (*kind, name.as_str())).collect();
+            let watches = followed.watches.expect("a full update lists all names");
+            let names: Vec<_> = watches.resources.iter().map(|(kind, name)| (*kind, name.as_str())).collect();
             self.plane.wants(self.id, &names);
             if !self.plane.is_open("istiod") || self.plane.told("istiod") == before {
                 return;

@@ -10,7 +10,7 @@ use evenkeel_proto::envoy::config::core::v3::HealthStatus;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::Any;
-use evenkeel_xds::ads::{SubscriberId, XdsVariant};
+use evenkeel_xds::ads::{ChangedResources, SubscriberId, XdsVariant};
 use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
 use evenkeel_xds::resolver::{XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
@@ -100,14 +100,15 @@ impl TestMesh {
     fn follow(&mut self) {
         loop {
             let dynamic: Vec<_> = self.backends.core().subscribed_clusters().cloned().collect();
-            let followed = self.resolver.resolve(&dynamic, &self.plane.client);
+            let followed = self.resolver.update(&ChangedResources::Anything, &dynamic, &self.plane.client);
             if let Some(XdsResolverUpdate { update, route }) = followed.update {
                 self.steps += 1;
                 self.backends.take(update);
                 self.route = Some(route.map_err(|status| status.to_string()));
             }
             let before = self.plane.told("one");
-            let names: Vec<_> = followed.wanted.iter().map(|(kind, name)| (*kind, name.as_str())).collect();
+            let watches = followed.watches.expect("a full update lists all names");
+            let names: Vec<_> = watches.resources.iter().map(|(kind, name)| (*kind, name.as_str())).collect();
             self.plane.wants(self.id, &names);
             if !self.plane.is_open("one") || self.plane.told("one") == before {
                 return;

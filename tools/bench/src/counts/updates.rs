@@ -16,7 +16,7 @@ use evenkeel_xds::ads::{
     AdsClient, AdsEffect, AdsEvent, AdsStreamId, ChangedResources, SubscriberId, XdsVariant,
 };
 use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::resolver::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resolver::{XdsResolver, XdsResolverOutput, XdsResolverUpdate};
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use prost::Message as _;
 use testkit::dialled;
@@ -153,7 +153,7 @@ impl UpdateHarness {
             picker: None,
             sent: 0,
         };
-        world.follow();
+        world.follow(&ChangedResources::Anything);
         world.settle();
         Ok(world)
     }
@@ -227,30 +227,22 @@ impl UpdateHarness {
                 }
             }
             let Some((id, changed)) = self.client.poll_changed() else { return last };
-            let step = match &changed {
-                ChangedResources::Endpoints(names) => {
-                    match self.resolver.resolve_endpoints(names, &self.client) {
-                        EndpointsOnlyUpdate::Applied(step) => step,
-                        EndpointsOnlyUpdate::NeedsFullUpdate => self.follow(),
-                    }
-                }
-                ChangedResources::Anything => self.follow(),
-            };
-            last = step.or(last);
+            last = self.follow(&changed).or(last);
             self.client.processed(id);
         }
     }
 
-    fn follow(&mut self) -> Option<XdsResolverUpdate> {
-        let mut last = None;
+    fn follow(&mut self, changed: &ChangedResources) -> Option<XdsResolverUpdate> {
+        let (mut changed, mut last) = (changed, None);
         loop {
-            let followed = self.resolver.resolve([], &self.client);
-            last = followed.update.or(last);
-            if followed.wanted == self.wanted {
+            let XdsResolverOutput { watches, update } = self.resolver.update(changed, [], &self.client);
+            last = update.or(last);
+            let Some(watches) = watches.filter(|watches| watches.resources != self.wanted) else {
                 return last;
-            }
-            self.client.watch(self.channel, followed.wanted.clone(), Instant::ORIGIN);
-            self.wanted = followed.wanted;
+            };
+            self.client.watch(self.channel, watches.resources.clone(), Instant::ORIGIN);
+            self.wanted = watches.resources;
+            changed = &ChangedResources::Anything;
         }
     }
 

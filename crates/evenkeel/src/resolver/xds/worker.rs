@@ -16,7 +16,7 @@ use evenkeel_proto::prost_types::Timestamp;
 use evenkeel_xds::ads::{self, AdsClient, AdsEvent, AdsRequest, ChangedResources, SubscriberId, XdsVariant};
 use evenkeel_xds::bootstrap::{Bootstrap, ServerConfig};
 use evenkeel_xds::lrs::{self, LrsClient};
-use evenkeel_xds::resolver::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resolver::{XdsResolver, XdsResolverOutput, XdsResolverUpdate};
 use evenkeel_xds::resource::ResourceType;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep_until, timeout};
@@ -290,38 +290,32 @@ impl XdsWorker {
         }
     }
 
-    /// Resolves a channel's config. Tries an endpoints-only update first; otherwise repeats until nothing further is
-    /// needed.
+    /// Resolves a channel's config. Repeats until nothing further is needed.
     fn update_channel(&mut self, key: u64, changed: &ChangedResources) {
         let Some(channel) = self.channels.get_mut(&key) else { return };
-        if let ChangedResources::Endpoints(names) = changed
-            && let EndpointsOnlyUpdate::Applied(step) =
-                channel.follower.resolve_endpoints(names, &self.client)
-        {
-            if let Some(step) = step {
-                channel.steps.send_replace(Some(step));
-            }
-            return self.client.processed(channel.id);
-        }
+        let mut changed = changed;
         loop {
-            let followed = channel.follower.resolve(&channel.dynamic, &self.client);
-            if let Some(step) = followed.update {
+            let XdsResolverOutput { watches, update } =
+                channel.follower.update(changed, &channel.dynamic, &self.client);
+            if let Some(step) = update {
                 channel.steps.send_replace(Some(step));
             }
-            let known = self.names.watch(key, &followed.hosts);
+            let Some(watches) = watches else { break };
+            let known = self.names.watch(key, &watches.hosts);
             // Resources that it requests in addition may be cached already, for other channels. Then it resolves
             // again.
-            let is_done = followed.wanted == channel.wanted && known.is_empty();
+            let is_done = watches.resources == channel.wanted && known.is_empty();
             for (host, answer) in known {
                 channel.follower.handle_resolved(&host, answer);
             }
-            if followed.wanted != channel.wanted {
-                self.client.watch(channel.id, followed.wanted.clone(), clock::now());
-                channel.wanted = followed.wanted;
+            if watches.resources != channel.wanted {
+                self.client.watch(channel.id, watches.resources.clone(), clock::now());
+                channel.wanted = watches.resources;
             }
             if is_done {
                 break;
             }
+            changed = &ChangedResources::Anything;
         }
         self.client.processed(channel.id);
     }
