@@ -96,27 +96,7 @@ pub(super) fn node_suffix(node: &str) -> String {
 }
 
 fn code_name(code: i32) -> String {
-    const NAMES: [&str; 17] = [
-        "OK",
-        "CANCELLED",
-        "UNKNOWN",
-        "INVALID_ARGUMENT",
-        "DEADLINE_EXCEEDED",
-        "NOT_FOUND",
-        "ALREADY_EXISTS",
-        "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED",
-        "FAILED_PRECONDITION",
-        "ABORTED",
-        "OUT_OF_RANGE",
-        "UNIMPLEMENTED",
-        "INTERNAL",
-        "UNAVAILABLE",
-        "DATA_LOSS",
-        "UNAUTHENTICATED",
-    ];
-    let name = usize::try_from(code).ok().and_then(|code| NAMES.get(code));
-    name.map_or_else(|| format!("the unknown code {code}"), |name| (*name).to_owned())
+    Code::from_number(code).map_or_else(|| format!("the unknown code {code}"), |code| code.name().to_owned())
 }
 
 /// Returns the error text of a NACK: every rejected resource, by name or else by index, in at most `bytes` bytes. Long

@@ -154,37 +154,11 @@ impl Drop for ActiveFaultGuard {
 
 /// The gRPC code of this number.
 pub(crate) fn code_from_grpc(number: u32) -> Option<Code> {
-    const CODES: [Code; 17] = [
-        Code::Ok,
-        Code::Cancelled,
-        Code::Unknown,
-        Code::InvalidArgument,
-        Code::DeadlineExceeded,
-        Code::NotFound,
-        Code::AlreadyExists,
-        Code::PermissionDenied,
-        Code::ResourceExhausted,
-        Code::FailedPrecondition,
-        Code::Aborted,
-        Code::OutOfRange,
-        Code::Unimplemented,
-        Code::Internal,
-        Code::Unavailable,
-        Code::DataLoss,
-        Code::Unauthenticated,
-    ];
-    CODES.get(usize::try_from(number).ok()?).copied()
+    Code::from_number(number.try_into().ok()?)
 }
 
 /// The gRPC code that stands for an HTTP status without one; 200 is among those that say nothing (A33).
 pub(crate) fn code_from_http(status: u32) -> Option<Code> {
-    match status {
-        400 => Some(Code::Internal),
-        401 => Some(Code::Unauthenticated),
-        403 => Some(Code::PermissionDenied),
-        404 => Some(Code::Unimplemented),
-        429 | 502..=504 => Some(Code::Unavailable),
-        200..=599 => Some(Code::Unknown),
-        _ => None,
-    }
+    let status = u16::try_from(status).ok().filter(|status| (200..=599).contains(status));
+    status.map(Code::from_http_status)
 }

@@ -49,37 +49,12 @@ fn code_in(value: &HeaderValue) -> Code {
 
 /// The code of this number; what is no code is unknown.
 pub(crate) fn code(number: i32) -> Code {
-    match number {
-        0 => Code::Ok,
-        1 => Code::Cancelled,
-        3 => Code::InvalidArgument,
-        4 => Code::DeadlineExceeded,
-        5 => Code::NotFound,
-        6 => Code::AlreadyExists,
-        7 => Code::PermissionDenied,
-        8 => Code::ResourceExhausted,
-        9 => Code::FailedPrecondition,
-        10 => Code::Aborted,
-        11 => Code::OutOfRange,
-        12 => Code::Unimplemented,
-        13 => Code::Internal,
-        14 => Code::Unavailable,
-        15 => Code::DataLoss,
-        16 => Code::Unauthenticated,
-        _ => Code::Unknown,
-    }
+    Code::from_number(number).unwrap_or(Code::Unknown)
 }
 
 /// The code of an answer without a gRPC status, by its HTTP status (gRPC's table).
 pub(crate) fn code_of_http(status: http::StatusCode) -> Code {
-    match status.as_u16() {
-        400 => Code::Internal,
-        401 => Code::Unauthenticated,
-        403 => Code::PermissionDenied,
-        404 => Code::Unimplemented,
-        429 | 502..=504 => Code::Unavailable,
-        _ => Code::Unknown,
-    }
+    Code::from_http_status(status.as_u16())
 }
 
 /// The code in the head of an answer, if it says one there. `Err` is what an answer is that is none of gRPC's, such as a

@@ -371,29 +371,11 @@ fn thousandths(number: f64) -> Option<u32> {
 
 /// Parses a status code by its name, in any case, or its number. OK is rejected, since it is no failure.
 fn code(value: &Value) -> Option<Code> {
-    const CODES: [(&str, Code); 16] = [
-        ("CANCELLED", Code::Cancelled),
-        ("UNKNOWN", Code::Unknown),
-        ("INVALID_ARGUMENT", Code::InvalidArgument),
-        ("DEADLINE_EXCEEDED", Code::DeadlineExceeded),
-        ("NOT_FOUND", Code::NotFound),
-        ("ALREADY_EXISTS", Code::AlreadyExists),
-        ("PERMISSION_DENIED", Code::PermissionDenied),
-        ("RESOURCE_EXHAUSTED", Code::ResourceExhausted),
-        ("FAILED_PRECONDITION", Code::FailedPrecondition),
-        ("ABORTED", Code::Aborted),
-        ("OUT_OF_RANGE", Code::OutOfRange),
-        ("UNIMPLEMENTED", Code::Unimplemented),
-        ("INTERNAL", Code::Internal),
-        ("UNAVAILABLE", Code::Unavailable),
-        ("DATA_LOSS", Code::DataLoss),
-        ("UNAUTHENTICATED", Code::Unauthenticated),
-    ];
-    let (_, code) = CODES.into_iter().find(|(name, code)| match value {
-        Value::String(text) => text.eq_ignore_ascii_case(name),
-        other => other.as_u64() == Some(*code as u64),
-    })?;
-    Some(code)
+    let code = match value {
+        Value::String(name) => Code::from_name(name),
+        number => number.as_i64().and_then(|number| Code::from_number(number.try_into().ok()?)),
+    };
+    code.filter(|code| *code != Code::Ok)
 }
 
 #[cfg(test)]

@@ -72,35 +72,18 @@ fn number<T: FromStr + PartialOrd + Display + Copy>(text: &str, least: T, most: 
 
 /// Parses a status code by name or number.
 fn code(text: &str) -> Result<Code, String> {
-    let is_it = |(name, code): &&(&str, Code)| *name == text || (*code as i32).to_string() == text;
-    let found = CODES.iter().find(is_it).map(|(_, code)| *code);
-    found.ok_or_else(|| "a status such as OK or UNAVAILABLE, or its number".to_owned())
+    let code = match text.parse() {
+        Ok(number) => evenkeel_core::Code::from_number(number),
+        Err(_) => evenkeel_core::Code::from_name(text),
+    };
+    let code = code.map(|code| Code::from(code as i32));
+    code.ok_or_else(|| "a status such as OK or UNAVAILABLE, or its number".to_owned())
 }
 
 /// Returns gRPC's name of a status code.
 pub(crate) fn code_name(code: Code) -> &'static str {
-    CODES.iter().find(|(_, known)| *known == code).map_or("UNKNOWN", |(name, _)| *name)
+    evenkeel_core::Code::from_number(code as i32).map_or("UNKNOWN", evenkeel_core::Code::name)
 }
-
-const CODES: [(&str, Code); 17] = [
-    ("OK", Code::Ok),
-    ("CANCELLED", Code::Cancelled),
-    ("UNKNOWN", Code::Unknown),
-    ("INVALID_ARGUMENT", Code::InvalidArgument),
-    ("DEADLINE_EXCEEDED", Code::DeadlineExceeded),
-    ("NOT_FOUND", Code::NotFound),
-    ("ALREADY_EXISTS", Code::AlreadyExists),
-    ("PERMISSION_DENIED", Code::PermissionDenied),
-    ("RESOURCE_EXHAUSTED", Code::ResourceExhausted),
-    ("FAILED_PRECONDITION", Code::FailedPrecondition),
-    ("ABORTED", Code::Aborted),
-    ("OUT_OF_RANGE", Code::OutOfRange),
-    ("UNIMPLEMENTED", Code::Unimplemented),
-    ("INTERNAL", Code::Internal),
-    ("UNAVAILABLE", Code::Unavailable),
-    ("DATA_LOSS", Code::DataLoss),
-    ("UNAUTHENTICATED", Code::Unauthenticated),
-];
 
 #[cfg(test)]
 mod tests {
