@@ -13,7 +13,9 @@ mod log;
 #[cfg(feature = "net")]
 pub mod net;
 pub mod resources;
+mod sync;
 
 pub use alloc::{Allocations, Counting};
 pub use core_sim::{CoreSim, Picked, dialled, endpoints, secs, weighted};
 pub use log::Log;
+pub use sync::lock;

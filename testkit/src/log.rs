@@ -1,10 +1,12 @@
 //! Recorder of log lines.
 
 use std::fmt::{self, Write as _};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
+
+use crate::lock;
 
 /// Subscriber that records the events of our crates, as lines of level, message and fields: `ERROR it broke
 /// address=127.0.0.1:1`. Clones share the lines.
@@ -17,7 +19,7 @@ pub struct Log(Arc<Mutex<Vec<String>>>);
 impl Log {
     /// Returns all lines so far.
     pub fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0).clone()
     }
 
     /// Returns the lines of this level, such as `ERROR`.
@@ -52,7 +54,7 @@ impl Subscriber for Log {
         event.record(&mut line);
         let Line { message, fields } = line;
         let line = format!("{} {message}{fields}", event.metadata().level());
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        lock(&self.0).push(line);
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {

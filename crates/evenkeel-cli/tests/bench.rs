@@ -7,7 +7,9 @@ use std::fs::{Permissions, copy, set_permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use testkit::lock;
 
 use crate::common::{TempFolder, command};
 
@@ -18,7 +20,7 @@ const SCRIPT: &str = "#!/bin/sh\necho \"$(basename \"$(dirname \"$0\")\"): $*\"\
 /// by another test would inherit the descriptor for a moment.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&ALONE)
 }
 
 fn program(folder: &TempFolder) {

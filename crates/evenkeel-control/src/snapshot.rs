@@ -5,13 +5,14 @@
 //! may come in any order, so the bytes that differ between clients (the nonce) precede them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use evenkeel_proto::prost::encoding::{self, WireType};
 use evenkeel_proto::prost_types::Any;
 
 use crate::ResourceSet;
+use crate::snapshot_cache::lock;
 
 /// All served resources, by type URL. A type that was never set has no entry.
 #[derive(Debug, Default)]
@@ -116,7 +117,7 @@ impl TypeResources {
         if resources.len() <= MAX_SEPARATE {
             return resources.iter().flat_map(|items| items.chunks(variant)).collect();
         }
-        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut joined = lock(&self.joined);
         let is_same = |of: &[Arc<EncodedResource>]| {
             of.len() == resources.len()
                 && of.iter().zip(&resources).all(|(one, other)| Arc::ptr_eq(one, other))

@@ -414,6 +414,6 @@ impl Drop for ClientStream {
 
 /// Locks a mutex. Poisoning is ignored: the panic of a caller's closure is reported elsewhere, and leaves consistent
 /// data.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

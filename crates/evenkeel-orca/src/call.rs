@@ -4,8 +4,9 @@
 //! when the call ends and merges them over the values of the server.
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::server::lock;
 use crate::values::{MetricValues, ValueRange};
 use crate::watch::current_load;
 
@@ -89,6 +90,6 @@ impl CallLoad {
     }
 
     fn values(&self) -> MutexGuard<'_, MetricValues> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }

@@ -379,7 +379,7 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 /// Locks, and ignores poisoning: a panic under the lock leaves the previous value or a complete one.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

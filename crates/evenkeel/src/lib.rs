@@ -57,6 +57,7 @@ mod credentials;
 mod entropy;
 mod load;
 mod resolver;
+mod sync;
 mod telemetry;
 mod text;
 mod transport;

@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::thread::{self, JoinHandle};
 
@@ -28,6 +28,8 @@ use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tower_service::Service;
+
+use crate::lock;
 
 /// TLS settings of a server, in PEM.
 #[derive(Clone, Debug)]
@@ -145,7 +147,7 @@ impl Host {
             .name(format!("server {}", self.address))
             .spawn(move || place.run(server, service, ready))?;
         let running = Running { phase: Arc::new(phase), thread };
-        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
+        *lock(&self.running) = Some(running);
         is_ready.await.map_err(|_| io::Error::other("the server's thread died"))?
     }
 
@@ -171,13 +173,13 @@ impl Host {
     }
 
     fn phase(&self) -> Option<Arc<watch::Sender<Phase>>> {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = lock(&self.running);
         running.as_ref().map(|running| Arc::clone(&running.phase))
     }
 
     /// Joins the thread of this phase. A concurrent caller may have joined it, and even started the next one.
     fn join(&self, phase: &Arc<watch::Sender<Phase>>) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = lock(&self.running);
         if let Some(running) = running.take_if(|running| Arc::ptr_eq(&running.phase, phase)) {
             // A panic of the thread has been printed already.
             let _ = running.thread.join();

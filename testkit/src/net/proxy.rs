@@ -23,6 +23,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::lock;
+
 /// Bytes per read, and maximum number of buffered bytes per direction before reading stops.
 const CHUNK: usize = 16 << 10;
 const HELD: usize = 256 << 10;
@@ -66,7 +68,7 @@ impl Proxy {
     /// Refuses connections while on, by closing the listener. Off, it listens on the same port again. Open
     /// connections stay.
     pub async fn refuse(&self, on: bool) {
-        let listening = || self.listening.lock().unwrap_or_else(PoisonError::into_inner);
+        let listening = || lock(&self.listening);
         let task = listening().take();
         if let Some(task) = task {
             task.abort();

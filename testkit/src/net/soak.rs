@@ -7,7 +7,7 @@ use std::fs;
 use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -16,6 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tonic::Status;
 
 use super::LONG;
+use crate::lock;
 
 /// Resources of this process that a fault must not leak. Linux only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +135,7 @@ struct LoadRecord {
 
 impl LoadRecord {
     fn failed(&self) -> MutexGuard<'_, Vec<FailedCall>> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.failed)
     }
 }
 

@@ -13,7 +13,7 @@ mod sockets;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use evenkeel::{ConnectivityState, Description, EndpointRow, ServerStats, XdsClient};
@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status};
 
 use crate::proto::channelz as wire;
 use crate::proto::channelz::channelz_server::{Channelz as Service, ChannelzServer};
+use crate::sync::lock;
 use sockets::Socket;
 pub use sockets::{Connection, Sockets};
 
@@ -431,9 +432,4 @@ fn page<T>(
 
 fn not_found(what: &str, id: i64) -> Status {
     Status::not_found(format!("there is no {what} {id}"))
-}
-
-/// Locks a mutex. Poisoning is ignored: no code panics while holding one of these locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,3 +12,4 @@ pub mod orca_cases;
 pub mod peers;
 pub mod proto;
 pub mod server;
+mod sync;

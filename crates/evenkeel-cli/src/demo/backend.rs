@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -197,9 +197,9 @@ impl UnaryService<()> for WorkService {
     }
 }
 
-/// Locks the pool. Poisoning is ignored: no code panics while holding the lock.
-fn lock(workers: &Mutex<WorkerPool>) -> std::sync::MutexGuard<'_, WorkerPool> {
-    workers.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a mutex and ignores poisoning. Code under these locks does not panic.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

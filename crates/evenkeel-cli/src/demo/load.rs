@@ -1,6 +1,6 @@
 //! Load generator of the demo: an open-loop client that records the outcome of each call.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use evenkeel::Channel;
@@ -11,6 +11,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
+use super::backend::lock;
 use super::backend::{BACKEND_METADATA, METHOD};
 use super::fleet::BACKENDS;
 
@@ -45,7 +46,7 @@ impl LoadGenerator {
 
     /// Returns the calls that finished since the previous `take`.
     pub(super) fn take(&self) -> Vec<FinishedCall> {
-        std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.ended))
     }
 }
 
@@ -75,7 +76,7 @@ async fn generate_calls(channel: Channel, ended: Arc<Mutex<Vec<FinishedCall>>>) 
                     backend: backend(metadata),
                     failed: result.as_ref().err().map(Status::code),
                 };
-                ended.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+                lock(&ended).push(call);
             });
         }
     }

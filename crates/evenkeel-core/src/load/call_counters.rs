@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::store::lock;
 
 /// Counters of calls in flight, by cluster and EDS service name.
 ///
@@ -47,7 +49,7 @@ impl CallCounters {
     /// Returns the counter of a cluster. It is shared as long as any reference exists.
     pub fn counter(&self, cluster: &str, eds_service_name: &str) -> Arc<InFlightCounter> {
         // A panic while the lock was held leaves the map valid.
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.all);
         let key = (Arc::from(cluster), Arc::from(eds_service_name));
         if let Some(counter) = all.get(&key).and_then(Weak::upgrade) {
             return counter;

@@ -389,6 +389,6 @@ fn is_held<V>(value: &mut Arc<V>) -> bool {
 }
 
 /// Locks a mutex. A panic while the lock was held leaves the counts valid.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

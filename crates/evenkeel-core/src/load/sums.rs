@@ -4,8 +4,9 @@
 //! lock each. Calls alternate between the shards, so that contention is rare.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use super::store::lock;
 use crate::LoadReport;
 use crate::collections::fast_map::FastMap;
 use crate::config::cluster::BackendMetrics;
@@ -87,7 +88,7 @@ impl MetricSums {
     /// Adds the report of a call; `turn` selects the shard.
     pub(super) fn add(&self, report: &LoadReport, turn: u64) {
         let Some(shard) = self.shards.get(turn as usize % SHARDS) else { return };
-        let shard = &mut *shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let shard = &mut *lock(shard);
         if self.metrics.cpu_utilization {
             shard.cpu_utilization.add_utilization(report.cpu_utilization);
         }
@@ -114,7 +115,7 @@ impl MetricSums {
     pub(super) fn take(&self) -> DrainedSums {
         let mut taken = DrainedSums::default();
         for shard in &self.shards {
-            let shard = &mut *shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let shard = &mut *lock(shard);
             taken.cpu_utilization.merge(std::mem::take(&mut shard.cpu_utilization));
             taken.mem_utilization.merge(std::mem::take(&mut shard.mem_utilization));
             taken.application_utilization.merge(std::mem::take(&mut shard.application_utilization));

@@ -1,7 +1,7 @@
 //! Samples of the process: its channels and xDS clients.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use evenkeel_core::{Address, ConnectivityState, Description};
@@ -13,6 +13,7 @@ use super::state::{XdsClientInfo, XdsResourceError, XdsResourceInfo, XdsServerIn
 use super::view::{self, EndpointPosition};
 use crate::channel::{Channel, ChannelInner};
 use crate::resolver::xds::XdsClient;
+use crate::sync::lock;
 use crate::telemetry::traffic::{CallStats, CallStatsSnapshot};
 
 static CHANNELS: Mutex<Vec<(u64, Weak<ChannelInner>)>> = Mutex::new(Vec::new());
@@ -20,7 +21,7 @@ static IDS: AtomicU64 = AtomicU64::new(1);
 
 /// Registers a new channel. The registry holds a weak reference, so a channel is listed only while it exists.
 pub(crate) fn register_channel(channel: &Arc<ChannelInner>) {
-    let mut channels = CHANNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut channels = lock(&CHANNELS);
     channels.retain(|(_, channel)| channel.strong_count() > 0);
     channels.push((IDS.fetch_add(1, Ordering::Relaxed), Arc::downgrade(channel)));
 }
@@ -53,7 +54,7 @@ pub(super) struct EndpointSample {
 
 pub(super) async fn collect_sample() -> AdminSample {
     let channels: Vec<_> = {
-        let channels = CHANNELS.lock().unwrap_or_else(PoisonError::into_inner);
+        let channels = lock(&CHANNELS);
         channels.iter().filter_map(|(id, channel)| Some((*id, channel.upgrade()?))).collect()
     };
     let mut seen = AdminSample::default();

@@ -39,7 +39,7 @@ mod watcher;
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -51,6 +51,8 @@ use tokio::time::{MissedTickBehavior, interval};
 pub(crate) use look::register_channel;
 pub use state::*;
 use watcher::StateWatcher;
+
+use crate::sync::lock;
 
 /// Periodic samples of the process. Sampling stops when the last clone is dropped.
 #[derive(Clone)]
@@ -243,9 +245,4 @@ fn program_name() -> String {
     let program = std::env::args_os().next();
     let name = program.as_deref().map(std::path::Path::new).and_then(std::path::Path::file_name);
     name.map_or_else(|| "evenkeel".to_owned(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Locks the watcher. Poisoning is ignored: no code panics while holding the lock.
-fn lock(watcher: &Mutex<StateWatcher>) -> std::sync::MutexGuard<'_, StateWatcher> {
-    watcher.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@
 //! and the last valid value of each stays in use (fault 80). While there is none, handshakes fail with the cause.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex as StdMutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex as StdMutex, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -20,6 +20,7 @@ use crate::credentials::CredentialsError;
 use crate::credentials::pem::{IdentitySource, PemSource, TlsSources};
 use crate::credentials::reload::{RETRY_AFTER, ReloadedValue};
 use crate::credentials::tls_config::provider;
+use crate::sync::lock;
 
 /// Every provider of the process that is in use.
 static ALL: StdMutex<Vec<Weak<FileWatcherProvider>>> = StdMutex::new(Vec::new());
@@ -30,7 +31,7 @@ pub(crate) struct CertificateProviders(BTreeMap<String, Arc<FileWatcherProvider>
 impl CertificateProviders {
     /// Creates the providers of a bootstrap without reading their files.
     pub(crate) fn from_bootstrap(bootstrap: &Bootstrap) -> CertificateProviders {
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&ALL);
         let mut by_name = BTreeMap::new();
         for (name, known) in &bootstrap.certificate_providers {
             // An unsupported kind has no provider. Handshakes of its clusters fail with that cause.

@@ -17,10 +17,11 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use evenkeel::{Address, Channel, Connector, Io};
+use testkit::lock;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::net::frames::{Answer, Call, MemoryServers};
@@ -30,10 +31,6 @@ use tonic::{Request, Status};
 
 /// Maximum wait in real time. Only a failing test reaches it.
 const LONG: Duration = Duration::from_secs(30);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Waits until another thread has made `condition` true. The paused clock does not advance meanwhile.
 async fn until_elsewhere(what: &str, condition: impl Fn() -> bool) {

@@ -5,10 +5,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use evenkeel::{Address, Backoff, Channel, ChannelBuilder, Connector, Io, WaitForReady};
+use testkit::lock;
 use testkit::net::Backend;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
@@ -540,7 +541,7 @@ struct RecordedConnect {
 
 impl RecordingConnector {
     fn state(&self) -> std::sync::MutexGuard<'_, RecordedConnects> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Makes attempts to this address hang.

@@ -1,10 +1,11 @@
 //! Steady load: callers that each make sequential calls until stopped.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use evenkeel::Channel;
+use testkit::lock;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio::sync::Notify;
@@ -65,7 +66,7 @@ impl Load {
 
     /// Returns the number of failed calls so far.
     pub(crate) fn failed(&self) -> usize {
-        self.tally.failed.lock().unwrap_or_else(PoisonError::into_inner).len()
+        lock(&self.tally.failed).len()
     }
 
     /// Waits until every caller has finished its current call and `calls` more.
@@ -95,7 +96,7 @@ impl Load {
             caller.expect("a caller does not panic");
         }
         let took = self.since.elapsed();
-        let failed = std::mem::take(&mut *self.tally.failed.lock().unwrap_or_else(PoisonError::into_inner));
+        let failed = std::mem::take(&mut *lock(&self.tally.failed));
         let ok = self.ok();
         Counts {
             ok,
@@ -130,7 +131,7 @@ async fn call_on(mut client: EchoClient<Channel>, ended: Arc<AtomicU64>, tally: 
         tally.slowest.fetch_max(took, Ordering::SeqCst);
         match answer {
             Ok(_) => drop(tally.ok.fetch_add(1, Ordering::SeqCst)),
-            Err(status) => tally.failed.lock().unwrap_or_else(PoisonError::into_inner).push(status),
+            Err(status) => lock(&tally.failed).push(status),
         }
         ended.fetch_add(1, Ordering::SeqCst);
         tally.counted.notify_waiters();

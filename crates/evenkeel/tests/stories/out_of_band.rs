@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use evenkeel::{Address, Channel, Connector, Io};
 use h2::server::{self, SendResponse};
 use http::{HeaderMap, HeaderValue, Response};
-use testkit::Log;
+use testkit::{Log, lock};
 use tokio::io::duplex;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
@@ -39,7 +39,7 @@ impl Backends {
     }
 
     fn asked(&self, address: &str) -> Vec<Instant> {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = lock(&self.asked);
         asked.get(address).cloned().unwrap_or_default()
     }
 
@@ -63,7 +63,7 @@ impl Connector for Backends {
             let mut connection = server::handshake(theirs).await.expect("HTTP/2");
             while let Some(Ok((request, respond))) = connection.accept().await {
                 assert_eq!(request.uri().path(), "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics");
-                let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut asked = lock(&asked);
                 asked.entry(address.clone()).or_default().push(Instant::now());
                 tokio::spawn(answer(script.pop_front(), respond));
             }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,6 +20,7 @@ use super::{
     Frame, RESPONSE, Session, WINDOW, block, code, flag, kind, put, put_block, put_go_away, put_headers,
     put_message, put_settings, put_trailers,
 };
+use crate::lock;
 
 /// Response of [`serve`] to a request.
 #[derive(Clone, Debug)]
@@ -181,12 +182,12 @@ struct Counts {
 
 impl Tally {
     fn of(&self, address: IpAddr) -> Arc<Counts> {
-        let mut all = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.by_address);
         Arc::clone(all.entry(address).or_default())
     }
 
     fn list(&self, count: impl Fn(&Counts) -> u64) -> BTreeMap<IpAddr, u64> {
-        let all = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = lock(&self.by_address);
         let counted = all.iter().map(|(address, counts)| (*address, count(counts)));
         counted.filter(|(_, count)| *count > 0).collect()
     }

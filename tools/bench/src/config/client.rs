@@ -17,10 +17,11 @@
 
 use std::io::BufRead as _;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel, ConnectivityState, Description, XdsClient, XdsVariant};
+use testkit::lock;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio::sync::{Notify, mpsc};
@@ -187,7 +188,7 @@ impl CallRecord {
 impl Shared {
     fn seen(&self) -> MutexGuard<'_, CallRecord> {
         // Poisoning is ignored: no code panics while holding the lock.
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.seen)
     }
 
     async fn answer(self: &Arc<Self>, command: &str) -> Result<String, Error> {
@@ -220,7 +221,7 @@ impl Shared {
                 Ok(nanos(time).to_string())
             }
             ["windows"] => {
-                let latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+                let latencies = lock(&self.latencies);
                 let numbers: Vec<String> = latencies.summary().iter().map(u64::to_string).collect();
                 Ok(format!("{} {}", latencies.start, numbers.join(" ")))
             }
@@ -283,7 +284,7 @@ impl Shared {
         let answer = EchoClient::new(self.channel.clone()).unary(EchoRequest::default()).await;
         let backend = answer.ok().and_then(|answer| answer.into_inner().backend.parse::<IpAddr>().ok());
         let ended = now();
-        self.latencies.lock().unwrap_or_else(PoisonError::into_inner).record(began, ended);
+        lock(&self.latencies).record(began, ended);
         match backend.and_then(generation) {
             Some(generation) => self.seen().add(began, ended, generation),
             None => self.seen().failed += 1,

@@ -4,7 +4,7 @@
 //! counted as often as a fast one.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -19,6 +19,7 @@ use crate::proto::testing::load_balancer_stats_response::{MetadataEntry, Metadat
 use crate::proto::testing::{
     LoadBalancerAccumulatedStatsResponse, LoadBalancerStatsRequest, LoadBalancerStatsResponse,
 };
+use crate::sync::lock;
 
 /// Statistics of all calls of the process.
 #[derive(Default)]
@@ -125,7 +126,7 @@ impl Stats {
 
     /// Locks the statistics. Poisoning is ignored: no code panics while holding the lock.
     fn counted(&self) -> MutexGuard<'_, CallTotals> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.counted)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::{Failure, PATIENCE, Program, Result};
+use crate::sync::lock;
 
 /// Maximum number of stderr lines in a failure.
 const TOLD_LINES: usize = 12;
@@ -50,7 +51,7 @@ impl Process {
         if let Some(stderr) = child.stderr.take() {
             let kept = complaints.clone();
             tokio::spawn(each_line(stderr, move |line| {
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut kept = lock(&kept);
                 if kept.len() == TOLD_LINES {
                     kept.pop_front();
                 }
@@ -127,7 +128,7 @@ impl Process {
 
     /// Returns a failure with this text and the end of its stderr.
     pub fn failure(&self, words: &str) -> Failure {
-        let complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        let complaints = lock(&self.complaints);
         let told: Vec<_> = complaints.iter().map(|line| format!("\n    {line}")).collect();
         Failure::new(format!("{} {words}{}", self.what, told.concat()))
     }

@@ -1,7 +1,7 @@
 //! `test_backend_metrics_load_balancer`: the policy of the ORCA cases. It picks the first READY endpoint,
 //! watches out-of-band load of every endpoint, and passes each report to the waiting case.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use evenkeel::Registry;
@@ -10,6 +10,8 @@ use evenkeel_core::{
     ConnectivityState, Cx, DescribeCx, Description, EndpointList, Endpoints, LbState, LoadReport, PickArgs,
     PickResult, Picker, Policy, Status, SubchannelId,
 };
+
+use crate::sync::lock;
 
 /// Published name of the policy.
 pub(super) const NAME: &str = "test_backend_metrics_load_balancer";
@@ -51,7 +53,7 @@ impl Reports {
     }
 
     fn with<T>(&self, look: impl FnOnce(&mut ObservedReports) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        look(&mut lock(&self.0))
     }
 }
 

@@ -5,7 +5,7 @@
 //! else the one set for all.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::{Mutex as AsyncMutex, oneshot};
@@ -17,6 +17,7 @@ use tonic::{Code, Request, Response, Status};
 use super::listen::{Addresses, listen};
 use crate::proto::testing::hook_service_server::{HookService, HookServiceServer};
 use crate::proto::testing::{Empty, SetReturnStatusRequest};
+use crate::sync::lock;
 
 /// Maximum time for calls to end after the hook server is stopped.
 const GRACE: Duration = Duration::from_millis(500);
@@ -62,7 +63,7 @@ impl State {
 
 impl Hooks {
     fn change(&self, change: impl FnOnce(&mut State)) {
-        let mut state: MutexGuard<'_, State> = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state: MutexGuard<'_, State> = lock(&self.0);
         change(&mut state);
         state.settle();
     }

@@ -1,7 +1,7 @@
 //! The policy against A56's own words: a model that is told of every edge, as the gRFC tells it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use evenkeel_core::policy::Policy;
@@ -11,7 +11,7 @@ use evenkeel_core::{
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::CoreSim;
+use testkit::{CoreSim, lock};
 
 use super::{chosen, deactivated, existing, secs};
 
@@ -205,7 +205,7 @@ struct Script {
 
 impl Stage {
     fn with<T>(&self, look: impl FnOnce(&mut Script) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        look(&mut lock(&self.0))
     }
 }
 

@@ -41,7 +41,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use evenkeel_core::load::LoadStore;
 use evenkeel_proto::envoy::service::status::v3::{ClientConfig, ClientStatusRequest, ClientStatusResponse};
@@ -54,6 +54,7 @@ pub use self::error::XdsError;
 use self::error::XdsErrorKind;
 pub(crate) use self::subscription::XdsSubscription;
 use self::worker::WorkerCommand;
+use crate::sync::lock;
 use crate::telemetry::metrics::XdsMeter;
 
 /// Every xDS client of the process that is in use.
@@ -242,9 +243,4 @@ fn clients() -> MutexGuard<'static, Vec<Weak<XdsClientInner>>> {
 
 fn live(clients: &[Weak<XdsClientInner>]) -> impl Iterator<Item = XdsClient> {
     clients.iter().filter_map(Weak::upgrade).map(|shared| XdsClient { shared })
-}
-
-/// Ignores poisoning: no code panics while one of these locks is held.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -21,12 +21,13 @@ use evenkeel_xds::resource::ResourceType;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep_until, timeout};
 
+use super::WorkerStatus;
 use super::names::{DnsCache, DnsResult};
 use super::server_connection::XdsDialer;
 use super::stream_task::encode_frame;
 use super::streams::{StreamEvent, StreamKey, StreamSet};
-use super::{WorkerStatus, lock};
 use crate::resolver::dns;
+use crate::sync::lock;
 use crate::telemetry::metrics::XdsMeter;
 use crate::{clock, entropy};
 

@@ -6,10 +6,12 @@
 use std::array;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_core::{Address, Code, LoadReport};
+
+use crate::sync::lock;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
@@ -49,7 +51,7 @@ impl ChannelStats {
 
     /// Returns the counters of an address, and creates them if no holder is left.
     pub(crate) fn for_address(&self, address: &Address) -> Arc<CallStats> {
-        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut endpoints = lock(&self.endpoints);
         if let Some(stats) = endpoints.get(address).and_then(Weak::upgrade) {
             return stats;
         }

@@ -7,7 +7,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 
 use ::h2::client::{Builder, Connection, ResponseFuture, SendRequest};
@@ -17,6 +17,7 @@ use evenkeel_http2::{Error, Http2Settings, Reason, RequestHeaders, ResponseHeade
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, Version, header};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::sync::lock;
 use crate::transport::Io;
 
 /// Number of streams reset by us that `h2` remembers. Late frames of others are stream errors, which cost a RST_STREAM each.
@@ -94,10 +95,6 @@ impl H2Shared {
             waker.wake();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens streams on a connection of the crate h2.

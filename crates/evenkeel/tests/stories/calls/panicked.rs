@@ -1,13 +1,15 @@
 //! Records the panics of the test process. Intended panics are neither recorded nor printed.
 
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
+
+use testkit::lock;
 
 static NOTED: LazyLock<Mutex<Vec<String>>> = LazyLock::new(|| {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let text = info.to_string();
         if !text.contains("on purpose") {
-            NOTED.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+            lock(&NOTED).push(text);
             before(info);
         }
     }));
@@ -21,7 +23,7 @@ pub(super) fn note() {
 
 /// Returns the panics in this workspace's code and in h2, of all tests. None of them is intended.
 pub(super) fn in_ours() -> Vec<String> {
-    let noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let noted = lock(&NOTED);
     let is_ours = |text: &&String| ["crates/evenkeel", "/h2-"].iter().any(|place| text.contains(place));
     noted.iter().filter(is_ours).filter(|text| !text.contains("/tests/")).cloned().collect()
 }

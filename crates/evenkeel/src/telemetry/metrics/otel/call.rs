@@ -3,7 +3,7 @@
 //! Each meter records its status exactly once, also if it is dropped. Latencies use tokio's clock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use evenkeel_core::{BackendLabels, Code, LbLabels};
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::channel::ChannelInstruments;
 use super::framing::MessageByteCounter;
 use super::instruments::{OtelInstruments, target, text};
+use crate::sync::lock;
 
 /// Meter of one call. It finishes once; dropping an unfinished meter records CANCELLED.
 #[derive(Debug)]
@@ -231,8 +232,4 @@ impl Drop for OpenAttempt {
     fn drop(&mut self) {
         self.finish(Code::Cancelled);
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

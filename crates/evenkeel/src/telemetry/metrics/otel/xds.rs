@@ -11,10 +11,10 @@ use evenkeel_xds::resource::ResourceType;
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::Meter;
 
-use super::call::lock;
 use super::catalogue::Metric;
 use super::channel::ChannelInstruments;
 use super::instruments::{target, text};
+use crate::sync::lock;
 
 /// Registry of the xDS clients to report.
 #[derive(Debug, Default)]

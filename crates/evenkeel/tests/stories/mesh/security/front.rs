@@ -1,9 +1,10 @@
 //! Proxy before a backend that accepts TLS and plaintext on one port, and records each connection.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustls::ServerConfig;
+use testkit::lock;
 use testkit::net::Backend;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
@@ -66,7 +67,7 @@ impl Front {
     }
 
     fn look(&self, filter: impl Fn(&Visit) -> bool) -> Vec<FrontConnection> {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = lock(&self.seen);
         seen.iter().filter(|visit| filter(visit)).map(|visit| visit.came.clone()).collect()
     }
 
@@ -121,11 +122,11 @@ impl Door {
         if let Ok(mut backend) = TcpStream::connect(self.backend).await {
             let _ = copy_bidirectional(&mut stream, &mut backend).await;
         }
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)[visit].is_open = false;
+        lock(&self.seen)[visit].is_open = false;
     }
 
     fn note(&self, came: FrontConnection, is_open: bool) -> usize {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.seen);
         seen.push(Visit { came, is_open });
         seen.len() - 1
     }
