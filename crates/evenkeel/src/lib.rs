@@ -69,10 +69,9 @@ pub use credentials::{Credentials, CredentialsError, TlsCredentialsBuilder};
 pub use evenkeel_core::{Address, Backoff, ConnectivityState, Description, EndpointRow, Registry};
 pub use evenkeel_xds::XdsLimits;
 pub use evenkeel_xds::ads::{ServerStats, XdsVariant};
-pub use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError};
+pub use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError, TargetError};
 pub use evenkeel_xds::lb::LbPolicyConverters;
 pub use resolver::service_config::ServiceConfigError;
-pub use resolver::target::TargetError;
 pub use resolver::xds::{XdsClient, XdsClientBuilder, XdsError, csds};
 #[cfg(feature = "otel")]
 pub use telemetry::metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};

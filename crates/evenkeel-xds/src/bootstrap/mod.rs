@@ -23,7 +23,7 @@ use crate::text::{listed, quoted, short};
 use crate::{FieldPath, ValidationErrors};
 
 use json::{BootstrapObject, report_duplicate_keys, to_struct};
-pub use target::{XdsTarget, XdsTargetError};
+pub use target::{TargetError, XdsTarget};
 
 /// Environment variable with the path of the bootstrap file.
 pub const BOOTSTRAP_FILE_ENV: &str = "GRPC_XDS_BOOTSTRAP";

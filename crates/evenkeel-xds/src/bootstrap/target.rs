@@ -17,21 +17,28 @@ pub struct XdsTarget {
     pub authority: String,
 }
 
-/// Error of a target without a listener name. The text states whether the target or the bootstrap must change.
+/// Error of an invalid target. The text states whether the target or the bootstrap must change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct XdsTargetError {
+pub struct TargetError {
     what: &'static str,
     given: String,
     problem: String,
 }
 
-impl fmt::Display for XdsTargetError {
+impl TargetError {
+    /// Creates an error for text that was given as `what`, such as `target`. Escapes and truncates the text.
+    pub fn new(what: &'static str, given: &str, problem: impl Into<String>) -> TargetError {
+        TargetError { what, given: quoted(given), problem: problem.into() }
+    }
+}
+
+impl fmt::Display for TargetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {}", self.what, self.given, self.problem)
     }
 }
 
-impl std::error::Error for XdsTargetError {}
+impl std::error::Error for TargetError {}
 
 impl Bootstrap {
     /// Returns the listener for a channel to `target`, and the authority of its calls.
@@ -55,8 +62,8 @@ impl Bootstrap {
     /// assert_eq!(target.authority, "orders:80");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn listener_name(&self, target: &str) -> Result<XdsTarget, XdsTargetError> {
-        let fail = |problem| XdsTargetError { what: "target", given: quoted(target), problem };
+    pub fn listener_name(&self, target: &str) -> Result<XdsTarget, TargetError> {
+        let fail = |problem: String| TargetError::new("target", target, problem);
         let (authority, path) = split(target).map_err(fail)?;
         let (template, field) = match &authority {
             None => (
@@ -77,8 +84,8 @@ impl Bootstrap {
 
     /// Returns the listener for a server on `address` (`0.0.0.0:8080`), as specified by A36. The template has no
     /// default, so a bootstrap without it is an error for servers.
-    pub fn server_listener_name(&self, address: &str) -> Result<ResourceName, XdsTargetError> {
-        let fail = |problem| XdsTargetError { what: "server", given: quoted(address), problem };
+    pub fn server_listener_name(&self, address: &str) -> Result<ResourceName, TargetError> {
+        let fail = |problem: String| TargetError::new("server", address, problem);
         let field = "server_listener_resource_name_template";
         let Some(template) = &self.server_listener_resource_name_template else {
             return Err(fail(format!("{field} is not set in the bootstrap")));

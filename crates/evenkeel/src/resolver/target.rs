@@ -10,11 +10,11 @@
 //! A target is parsed once, when the channel is built. The `server_uri` of a control plane has the same syntax.
 //! Resolving and connecting are left to other modules.
 
-use std::fmt;
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use evenkeel_core::Address;
+use evenkeel_xds::bootstrap::TargetError;
 use http::uri::Authority;
 
 use crate::text::quoted;
@@ -56,7 +56,7 @@ pub(crate) enum TargetKind {
 impl ChannelTarget {
     /// Parses the target of a channel.
     pub(crate) fn parse(text: &str) -> Result<ChannelTarget, TargetError> {
-        read(text).map_err(|problem| TargetError { what: "target", given: quoted(text), problem })
+        read(text).map_err(|problem| TargetError::new("target", text, problem))
     }
 
     /// Parses the `server_uri` of a control plane: any target except `xds:`, which would need a control plane itself.
@@ -68,7 +68,7 @@ impl ChannelTarget {
             }
             TargetKind::Dns { .. } | TargetKind::Fixed(_) => Ok(target),
         });
-        target.map_err(|problem| TargetError { what: "server_uri", given: quoted(text), problem })
+        target.map_err(|problem| TargetError::new("server_uri", text, problem))
     }
 
     /// Returns the kind of the target.
@@ -84,12 +84,10 @@ impl ChannelTarget {
     /// An xDS name may be invalid as an HTTP authority (`xds:///shop/orders`). The application must then set an
     /// authority for the channel, as the error states.
     pub(crate) fn authority(&self) -> Result<Authority, TargetError> {
-        Authority::try_from(self.authority.as_str()).map_err(|_| TargetError {
-            what: "authority",
-            given: quoted(&self.authority),
-            problem:
-                "expected host or host:port, found the path of the target; set an authority for the channel"
-                    .to_owned(),
+        Authority::try_from(self.authority.as_str()).map_err(|_| {
+            let problem =
+                "expected host or host:port, found the path of the target; set an authority for the channel";
+            TargetError::new("authority", &self.authority, problem)
         })
     }
 
@@ -98,22 +96,6 @@ impl ChannelTarget {
         &self.host
     }
 }
-
-/// An invalid target. Its author can fix it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TargetError {
-    what: &'static str,
-    given: String,
-    problem: String,
-}
-
-impl fmt::Display for TargetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}: {}", self.what, self.given, self.problem)
-    }
-}
-
-impl std::error::Error for TargetError {}
 
 fn read(text: &str) -> Result<ChannelTarget, String> {
     if text.is_empty() {
@@ -602,19 +584,15 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn unix_sockets_that_cannot_be() {
-        let problem = |text: &str| ChannelTarget::parse(text).map_err(|error| error.problem);
         let path = "expected the path of a socket, as in unix:/path";
-        assert_eq!(problem("unix:"), Err(path.to_owned()));
+        assert_eq!(read("unix:"), Err(path.to_owned()));
+        assert_eq!(read("unix:///%"), Err("\"/%\": expected two hexadecimal digits after each %".to_owned()));
         assert_eq!(
-            problem("unix:///%"),
-            Err("\"/%\": expected two hexadecimal digits after each %".to_owned())
-        );
-        assert_eq!(
-            problem("unix://run/orders"),
+            read("unix://run/orders"),
             Err("expected an absolute path behind unix://, as in unix:///path".to_owned())
         );
         for text in [format!("unix:/{}", "a".repeat(200)), "unix:/a%00b".to_owned()] {
-            let error = problem(&text).unwrap_err();
+            let error = read(&text).unwrap_err();
             assert!(error.starts_with("expected the path of a socket: "), "{error}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use evenkeel_xds::bootstrap::{BootstrapError, XdsTargetError};
+use evenkeel_xds::bootstrap::{BootstrapError, TargetError};
 
 /// Error of the xDS client. Its text states whether the bootstrap or the target must change.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub struct XdsError {
 #[derive(Debug)]
 pub(super) enum XdsErrorKind {
     Bootstrap(BootstrapError),
-    Target(XdsTargetError),
+    Target(TargetError),
     Gone,
 }
 
