@@ -16,22 +16,10 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use testkit::{CoreSim, Picked, secs};
 
-use crate::discovered::{Discovered, dns, eds, find_all, lb_policy, set, spine};
+use crate::discovered::{Discovered, dns, eds, failure, find_all, lb_policy, set, spine, world};
 
 fn cds(cluster: &str) -> Value {
     json!([{"cds_experimental": {"cluster": cluster}}])
-}
-
-/// A world in which every backend answers, given these clusters.
-fn world(config: &Value, discovered: &Discovered) -> CoreSim {
-    let mut world = CoreSim::new(config, Endpoints::none()).all_up();
-    world.clusters(&discovered.0);
-    world.published();
-    world
-}
-
-fn failure(world: &mut CoreSim) -> String {
-    world.pick().status().map(ToString::to_string).expect("the call fails")
 }
 
 fn pick_for(world: &mut CoreSim, cluster: &str) -> Picked {

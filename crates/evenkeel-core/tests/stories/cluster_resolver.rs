@@ -16,7 +16,7 @@ use evenkeel_core::{
 use serde_json::{Value, json};
 use testkit::{CoreSim, secs};
 
-use crate::discovered::{Discovered, dns, eds, find_all, lb_policy, set, spine};
+use crate::discovered::{Discovered, dns, eds, failure, find_all, lb_policy, set, spine, world};
 
 /// A config with these discovery mechanisms over round_robin.
 fn config(mechanisms: &Value) -> Value {
@@ -28,17 +28,6 @@ fn config(mechanisms: &Value) -> Value {
 /// One EDS cluster.
 fn orders() -> Value {
     config(&json!([{"cluster": "orders", "type": "EDS"}]))
-}
-
-fn world(config: &Value, discovered: &Discovered) -> CoreSim {
-    let mut world = CoreSim::new(config, Endpoints::none()).all_up();
-    world.clusters(&discovered.0);
-    world.published();
-    world
-}
-
-fn failure(world: &mut CoreSim) -> String {
-    world.pick().status().map(ToString::to_string).expect("the call fails")
 }
 
 fn priorities(world: &CoreSim) -> Vec<String> {

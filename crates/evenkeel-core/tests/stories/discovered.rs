@@ -6,6 +6,7 @@ use std::sync::Arc;
 use evenkeel_core::cluster::{Cluster, ClusterMap, EndpointSet, EndpointSource, LeafCluster};
 use evenkeel_core::{Description, Endpoint, Endpoints, LbConfig, Locality, Registry, Status};
 use serde_json::{Value, json};
+use testkit::CoreSim;
 
 /// Clusters, to be given to a world.
 #[derive(Clone, Default)]
@@ -104,4 +105,17 @@ pub(crate) fn find_all<'d>(tree: &'d Description, policy: &str) -> BTreeMap<Stri
 pub(crate) fn spine(tree: &Description) -> Vec<&str> {
     let below = tree.children.first().map(|(_, child)| spine(child)).unwrap_or_default();
     [tree.policy.as_str()].into_iter().chain(below).collect()
+}
+
+/// Returns a simulation in which every backend accepts connections, with these clusters.
+pub(crate) fn world(config: &Value, discovered: &Discovered) -> CoreSim {
+    let mut world = CoreSim::new(config, Endpoints::none()).all_up();
+    world.clusters(&discovered.0);
+    world.published();
+    world
+}
+
+/// Returns the status with which a call fails.
+pub(crate) fn failure(world: &mut CoreSim) -> String {
+    world.pick().status().map(ToString::to_string).expect("the call fails")
 }
