@@ -1,14 +1,15 @@
-//! The clusters that calls of a channel may still need (A31).
+//! Clusters that calls of a channel may still need (A31).
 //!
-//! A cluster is active while anybody holds its [`ClusterRef`]: the selector in use, an old selector, a call that chose it. The
-//! balancing config must hold every active cluster, so that no call loses its cluster to a change of routes:
+//! A cluster is active while a [`ClusterRef`] to it exists, in a current or old selector or in a call that
+//! selected it. The balancing config must contain every active cluster, so that no call loses its cluster
+//! when routes change:
 //!
 //! ```text
 //! new routes -> ConfigSelector::new (takes refs) -> lb_config(names()) -> balancing updated -> selector published
 //! old selector and its calls end -> last ref dropped -> callback -> lb_config(names()) -> balancing updated
 //! ```
 //!
-//! Taking and dropping a last reference locks; routing a call does not.
+//! Acquiring a reference and dropping the last one lock a mutex. Routing a call does not.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use evenkeel_core::LbConfig;
 use evenkeel_core::policy::{Cds, CdsConfig, ClusterManager, ClusterManagerConfig};
 
-/// The active clusters of one channel. Clones share them.
+/// Active clusters of one channel. Clones share them.
 #[derive(Clone)]
 pub struct ActiveClusters {
     shared: Arc<ActiveClustersShared>,
@@ -31,18 +32,19 @@ struct ActiveClustersShared {
 #[derive(Default)]
 struct ActiveClusterMap {
     clusters: BTreeMap<Arc<str>, Weak<ClusterRef>>,
-    /// How often a cluster came or went.
+    /// Number of times that a cluster was added or removed.
     changes: u64,
 }
 
 impl ActiveClusters {
-    /// No cluster yet. `on_idle` is called once for each cluster whose last reference goes, by whoever dropped it and
-    /// without a lock held; it should only wake a driver, who then asks for [`ActiveClusters::names`].
+    /// Creates an empty set. `on_idle` is called once for each cluster whose last reference is dropped. It
+    /// runs on the thread that drops it, without a lock held. It should only wake the driver, which then
+    /// reads [`ActiveClusters::names`].
     pub fn new(on_idle: Arc<dyn Fn() + Send + Sync>) -> ActiveClusters {
         ActiveClusters { shared: Arc::new(ActiveClustersShared { active: Mutex::default(), on_idle }) }
     }
 
-    /// A reference to the cluster; it is active from here on until the last one is dropped.
+    /// Returns a reference to the cluster, which stays active until the last reference is dropped.
     pub fn acquire(&self, name: &Arc<str>) -> Arc<ClusterRef> {
         let mut active = self.shared.lock();
         if let Some(cluster) = active.clusters.get(name).and_then(Weak::upgrade) {
@@ -56,12 +58,12 @@ impl ActiveClusters {
         cluster
     }
 
-    /// The clusters that the balancing config must hold, in alphabetical order.
+    /// Returns the clusters that the balancing config must contain, in alphabetical order.
     pub fn names(&self) -> Vec<Arc<str>> {
         self.shared.lock().clusters.keys().cloned().collect()
     }
 
-    /// How often a cluster came or went so far: while it stands still, the [names](ActiveClusters::names) do too.
+    /// Returns a counter that changes whenever the [names](ActiveClusters::names) change.
     pub(crate) fn changes(&self) -> u64 {
         self.shared.lock().changes
     }
@@ -75,12 +77,12 @@ impl fmt::Debug for ActiveClusters {
 
 impl ActiveClustersShared {
     fn lock(&self) -> MutexGuard<'_, ActiveClusterMap> {
-        // Nothing panics while the lock is held, and the map is whole between any two statements.
+        // No code panics while it holds the lock, and the map is consistent between any two statements.
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Keeps a cluster active.
+/// Reference that keeps a cluster active.
 pub struct ClusterRef {
     name: Arc<str>,
     child: Box<str>,
@@ -88,12 +90,13 @@ pub struct ClusterRef {
 }
 
 impl ClusterRef {
-    /// The name of the cluster.
+    /// Returns the name of the cluster.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// What the balancing config calls it: what [`PickArgs::with_cluster`](evenkeel_core::PickArgs::with_cluster) wants.
+    /// Returns the name of its child in the balancing config, for
+    /// [`PickArgs::with_cluster`](evenkeel_core::PickArgs::with_cluster).
     pub fn child(&self) -> &str {
         &self.child
     }
@@ -102,7 +105,7 @@ impl ClusterRef {
 impl Drop for ClusterRef {
     fn drop(&mut self) {
         let mut active = self.shared.lock();
-        // Between the last reference's end and this lock, somebody may have made the cluster active again.
+        // Another thread may have acquired the cluster between the end of the last reference and this lock.
         if active.clusters.get(&self.name).is_none_or(|held| held.strong_count() > 0) {
             return;
         }
@@ -119,8 +122,8 @@ impl fmt::Debug for ClusterRef {
     }
 }
 
-/// The config of the policy at the root: one child for each of these clusters. Where `last` has the same clusters it is
-/// answered again, and a child that stays keeps its allocation: those that did not change need not run.
+/// Returns the config of the root policy, with one child per cluster. If `last` has the same clusters, it is
+/// returned again. Children that stay keep their allocation, so that unchanged ones do not run.
 pub fn lb_config(names: &[Arc<str>], last: Option<&LbConfig>) -> LbConfig {
     let known = last.and_then(|last| last.settings::<ClusterManagerConfig>()).map(|last| &last.children);
     let child = |name: &Arc<str>| {
@@ -149,8 +152,9 @@ fn child_name(cluster: &str) -> String {
 mod tests {
     use super::*;
 
-    /// CM-5: a last reference ends, and before its end is noticed somebody takes the cluster anew: it stays, and nobody is
-    /// told otherwise. Threads hit this too rarely to prove it.
+    /// CM-5: the cluster is acquired again after its last reference ended, before the drop takes the lock. It
+    /// stays active and the callback is not called. Threads hit this window too rarely for a test with
+    /// threads.
     #[test]
     fn a_late_end_does_not_take_the_cluster_from_others() {
         let clusters = ActiveClusters::new(Arc::new(|| panic!("the cluster is still active")));

@@ -1,7 +1,7 @@
-//! Fault injection: delays and failures that the control plane wants, as a decision (A33).
+//! Fault injection: delays and aborts that the control plane configures (A33).
 //!
-//! [`FaultConfig::decide`] draws once per call. What comes out says how long to wait before anything is sent, and what the
-//! call fails with after that; it counts as an active fault until it is dropped.
+//! [`FaultConfig::decide`] samples once per call. The result holds the delay before the call is sent and the
+//! status that it then fails with. It counts as an active fault until it is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use evenkeel_core::{Code, PickArgs, Status};
 
 use crate::routing::matcher::MILLION;
 
-/// Which faults to put in.
+/// Faults to inject and their fractions.
 #[derive(Clone, Debug)]
 pub struct FaultConfig {
     pub(crate) delay: Option<(DelaySpec, FaultFraction)>,
@@ -22,18 +22,18 @@ pub struct FaultConfig {
 #[derive(Clone, Debug)]
 pub(crate) enum DelaySpec {
     Fixed(Duration),
-    /// As the call's headers say.
+    /// The delay of the call's headers.
     Header,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum AbortSpec {
     Fixed(Status),
-    /// As the call's headers say.
+    /// The status of the call's headers.
     Header,
 }
 
-/// How many of the calls, in a million, and how many millionths the control plane's unit is: a header counts in that
+/// Fraction of calls in millionths, and the size of the control plane's unit in millionths. Headers use that
 /// unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FaultFraction {
@@ -41,31 +41,31 @@ pub(crate) struct FaultFraction {
     pub(crate) unit: u32,
 }
 
-/// Faults that are going on, in the whole process: hand the same value to every channel (A33).
+/// Number of active faults of the process. All channels share one value (A33).
 #[derive(Debug, Default)]
 pub struct ActiveFaults(AtomicU32);
 
-/// The faults put into one call. It counts as active until it is dropped: drop it when the delay is over and there is no
-/// abort, or when the call was failed.
+/// Faults injected into one call. It counts as active until it is dropped. The caller drops it after the
+/// delay if there is no abort, and otherwise after the call has failed.
 #[derive(Debug)]
 pub struct InjectedFault {
-    /// Wait this long before anything is sent.
+    /// Delay before the call is sent.
     pub delay: Option<Duration>,
-    /// Then end the call with this status, sending nothing. The status is the operator's own choice, so any code may
-    /// stand here, and `OK` ends the call as if its trailers had come at once.
+    /// Status that ends the call after the delay, without sending it. The control plane chooses the status,
+    /// so every code is possible. `OK` ends the call as if the server had sent trailers at once.
     pub abort: Option<Status>,
     _active: ActiveFaultGuard,
 }
 
 impl FaultConfig {
-    /// How many faults may be active in the process when this one is put in; any number if it is not said.
+    /// Returns the maximum number of active faults in the process, if there is one.
     pub fn max_active(&self) -> Option<u32> {
         self.max_active
     }
 
-    /// The faults to put into this call, if any. `active` is the count of the whole process.
+    /// Returns the faults to inject into this call, if any. `active` is the counter of the whole process.
     pub fn decide(&self, call: &PickArgs<'_>, active: &Arc<ActiveFaults>) -> Option<InjectedFault> {
-        // A33: each is drawn by itself.
+        // A33: delay and abort are sampled independently.
         let delay = self.delay.as_ref().and_then(|(delay, share)| delay.sample(*share, call));
         let abort = self.abort.as_ref().and_then(|(abort, share)| abort.sample(*share, call));
         if delay.is_none() && abort.is_none() {
@@ -105,14 +105,14 @@ impl AbortSpec {
         }
     }
 
-    /// What a call that is failed with this code says.
+    /// Returns the status of a call that is aborted with this code.
     pub(crate) fn status(code: Code) -> Status {
         Status::new(code, "ended by fault injection")
     }
 }
 
 impl FaultFraction {
-    /// The share that a header asks for; the control plane's is the most it may be.
+    /// Returns the fraction of a header, with the control plane's fraction as its maximum.
     fn capped_by_header(self, call: &PickArgs<'_>, header: &str) -> FaultFraction {
         let asked = number(call, header).map(|numerator| numerator.saturating_mul(self.unit));
         FaultFraction { per_million: asked.unwrap_or(u32::MAX).min(self.per_million), ..self }
@@ -123,26 +123,26 @@ impl FaultFraction {
     }
 }
 
-/// The number in a header; what is no number counts as absent. Of several values the last one counts.
+/// Returns the number in a header. The last of several values is used. An invalid number counts as absent.
 fn number(call: &PickArgs<'_>, header: &str) -> Option<u32> {
     call.header(header)?.rsplit(',').next()?.trim().parse().ok()
 }
 
 impl ActiveFaults {
-    /// Begins a fault, unless there are `max` already.
+    /// Starts a fault, unless `max` faults are active.
     fn start(self: &Arc<ActiveFaults>, max: Option<u32>) -> Option<ActiveFaultGuard> {
         let more = |count: u32| count.checked_add(1).filter(|count| max.is_none_or(|max| *count <= max));
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         Some(ActiveFaultGuard(self.clone()))
     }
 
-    /// How many there are.
+    /// Returns the number of active faults.
     pub fn count(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// One fault that is going on.
+/// Guard that counts one active fault.
 #[derive(Debug)]
 struct ActiveFaultGuard(Arc<ActiveFaults>);
 
@@ -152,12 +152,13 @@ impl Drop for ActiveFaultGuard {
     }
 }
 
-/// The gRPC code of this number.
+/// Returns the gRPC code with this number.
 pub(crate) fn code_from_grpc(number: u32) -> Option<Code> {
     Code::from_number(number.try_into().ok()?)
 }
 
-/// The gRPC code that stands for an HTTP status without one; 200 is among those that say nothing (A33).
+/// Returns the gRPC code for an HTTP status. Statuses without a specific code, including 200, are UNKNOWN
+/// (A33).
 pub(crate) fn code_from_http(status: u32) -> Option<Code> {
     let status = u16::try_from(status).ok().filter(|status| (200..=599).contains(status));
     status.map(Code::from_http_status)

@@ -5,50 +5,50 @@ use std::sync::Arc;
 
 use crate::routing::FaultConfig;
 
-/// A filter that is supported, with its settings.
+/// Supported filter with its settings.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum XdsHttpFilter {
-    /// The end of every chain; it stands for routing itself.
+    /// Terminal filter of every chain. It represents routing itself.
     Router,
-    /// Puts in delays and failures (A33).
+    /// Injects delays and aborts (A33).
     Fault(Arc<FaultConfig>),
 }
 
 impl XdsHttpFilter {
-    /// Whether it ends a chain.
+    /// Returns true if the filter must be the last one of a chain.
     pub fn is_terminal(&self) -> bool {
         matches!(self, XdsHttpFilter::Router)
     }
 }
 
-/// A filter in a chain.
+/// Filter at its place in a chain.
 #[derive(Clone, Debug)]
 pub struct FilterInstance {
-    /// The name that overrides call it by.
+    /// Instance name, which overrides refer to.
     pub name: Arc<str>,
-    /// The filter.
+    /// Type and settings of the filter.
     pub filter: XdsHttpFilter,
-    /// Whether it is off where no override turns it on.
+    /// True if the filter runs only where an override enables it.
     pub disabled: bool,
 }
 
-/// What a virtual host, a route or a weighted cluster says about a filter.
+/// Override of a filter by a virtual host, a route or a weighted cluster.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum FilterOverride {
-    /// Run it with these settings instead of the listener's.
+    /// Run the filter with these settings instead of the listener's.
     Use(XdsHttpFilter),
-    /// Do not run it.
+    /// Do not run the filter.
     Off,
 }
 
-/// Overrides by the name of the filter instance. A name that the listener does not have does nothing: routes and
-/// listeners change at different times.
+/// Overrides by filter instance name. Names that the listener does not contain are ignored, because routes
+/// and listeners change at different times.
 pub type FilterOverrides = BTreeMap<String, FilterOverride>;
 
-/// The filters to run for calls with these overrides, the most specific first in `levels`. The terminal one is left out;
-/// routing is what it does.
+/// Returns the filters to run for calls with these overrides, of which the most specific is first in
+/// `levels`. The terminal filter is omitted, because routing implements it.
 pub(crate) fn resolve(chain: &[FilterInstance], levels: &[&FilterOverrides]) -> Arc<[FilterInstance]> {
     let run = chain.iter().filter(|instance| !instance.filter.is_terminal()).filter_map(|instance| {
         let found = levels.iter().find_map(|level| level.get(&*instance.name));

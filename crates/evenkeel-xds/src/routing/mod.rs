@@ -1,17 +1,16 @@
-//! Which cluster a call goes to, and how.
+//! Route matching and cluster selection per call.
 //!
-//! A [`ConfigSelector`] is made from a virtual host and its listener, once per config; a call asks it once (A31) and keeps the
-//! answer for its retries. Everything that does not depend on the call is settled when the selector is made: timeouts,
-//! retry policies, filters with their overrides. Nothing here waits; what a filter wants done comes out as
-//! a value.
+//! A [`ConfigSelector`] is created from a virtual host and its listener, once per config. A call uses it once
+//! (A31) and keeps the result for its retries. Timeouts, retry policies and filters with their overrides are
+//! resolved when the selector is created. This module never waits: it returns filter actions as values.
 //!
-//! | where | what |
+//! | types | purpose |
 //! |---|---|
-//! | [`Route`], [`RouteMatch`], [`RouteAction`] | routes as the control plane wrote them, checked |
-//! | [`ConfigSelector`], [`SelectedRoute`] | the way of one call |
+//! | [`Route`], [`RouteMatch`], [`RouteAction`] | validated routes of the control plane |
+//! | [`ConfigSelector`], [`SelectedRoute`] | routing of one call |
 //! | [`ActiveClusters`], [`ClusterRef`] | clusters that a call may still need (A31) |
 //! | [`XdsHttpFilter`], [`FaultConfig`] | HTTP filters (A39) and fault injection (A33) |
-//! | [`XdsRetryPolicy`], [`HashPolicy`] | what routes say about retries (A44) and hashes (A42) |
+//! | [`XdsRetryPolicy`], [`HashPolicy`] | retry policies (A44) and hash policies (A42) of routes |
 
 mod clusters;
 mod fault;

@@ -1,4 +1,4 @@
-//! Routes as data.
+//! Validated routes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,69 +9,69 @@ use evenkeel_core::PickArgs;
 use crate::routing::hash;
 use crate::routing::{FilterOverrides, HashPolicy, RouteMatch, XdsRetryPolicy};
 
-/// What calls it takes, and what happens to them.
+/// Route with its match and action.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// The name, often empty.
+    /// Name of the route, often empty.
     pub name: String,
-    /// Which calls it takes.
+    /// Condition that a call must match.
     pub matches: RouteMatch,
-    /// What happens to them.
+    /// Action for matching calls.
     pub action: RouteAction,
-    /// What it says about filters.
+    /// Filter overrides of the route.
     pub overrides: FilterOverrides,
 }
 
-/// What happens to the calls of a route.
+/// Action for the calls of a route.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum RouteAction {
-    /// They go to a cluster.
+    /// Forward the calls to a cluster.
     Forward(ForwardAction),
-    /// They fail: this is not for clients (A36).
+    /// Fail the calls: gRPC clients do not support the action (A36).
     Unsupported {
-        /// What the control plane wants done, as its field is called.
+        /// Field name of the action.
         kind: &'static str,
     },
 }
 
-/// How calls go to a cluster.
+/// Clusters and per-call settings of a forwarding route.
 #[derive(Clone, Debug)]
 pub struct ForwardAction {
-    /// The clusters, each with a weight above zero; at least one, and their sum fits 32 bits.
+    /// Clusters, at least one. Each weight is positive, and the sum fits into 32 bits.
     pub clusters: Vec<WeightedCluster>,
-    /// How long a call may take.
+    /// Maximum duration of a call.
     pub limit: StreamLimit,
-    /// When it is tried again: the route's own policy, else the virtual host's.
+    /// Retry policy of the route, or else of the virtual host.
     pub retry: Option<Arc<XdsRetryPolicy>>,
-    /// What its hash is made of.
+    /// Hash policies in order.
     pub hash: Vec<HashPolicy>,
-    /// Whether the endpoint's host name becomes the call's authority (A81).
+    /// True if the endpoint's host name becomes the authority of the call (A81).
     pub auto_host_rewrite: bool,
 }
 
-/// A cluster with its share of a route's calls.
+/// Cluster with its weight in a route.
 #[derive(Clone, Debug)]
 pub struct WeightedCluster {
-    /// The cluster.
+    /// Name of the cluster.
     pub name: Arc<str>,
-    /// Its weight among those of the route.
+    /// Weight relative to the other clusters of the route.
     pub weight: u32,
-    /// What it says about filters.
+    /// Filter overrides of the weighted cluster.
     pub overrides: FilterOverrides,
 }
 
-/// How long a call may take, as a route says it; zero is "no limit" (A31).
+/// Maximum duration of a call as a route sets it. Zero means no limit (A31).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamLimit {
-    /// `max_stream_duration`
+    /// The field `max_stream_duration`.
     pub max_stream_duration: Option<Duration>,
-    /// `grpc_timeout_header_max`, which beats the other.
+    /// The field `grpc_timeout_header_max`, which takes precedence.
     pub grpc_timeout_header_max: Option<Duration>,
 }
 
 impl StreamLimit {
-    /// The limit where the listener says `default`; `None` is no limit.
+    /// Returns the limit, where `default` is the listener's. `None` means no limit.
     pub fn effective(&self, default: Option<Duration>) -> Option<Duration> {
         let limit = self.grpc_timeout_header_max.or(self.max_stream_duration).or(default);
         limit.filter(|limit| !limit.is_zero())
@@ -79,15 +79,15 @@ impl StreamLimit {
 }
 
 impl ForwardAction {
-    /// What the hash policies make of a call of the channel with this random number; `None` if none of them yields
-    /// anything, so that the call gets a random hash (A42).
+    /// Returns the combined hash of the hash policies. `channel_id` is the channel's random number. `None` if
+    /// no policy produces a hash, so that the call gets a random one (A42).
     pub fn hash(&self, call: &PickArgs<'_>, channel_id: u64) -> Option<u64> {
         hash::combined(&self.hash, call, channel_id)
     }
 }
 
 impl fmt::Display for Route {
-    /// What it matches and where it goes, on one line.
+    /// Writes the match and the target on one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} -> ", self.matches)?;
         let forward = match &self.action {

@@ -1,4 +1,4 @@
-//! The way of one call: which route takes it, and all that follows (A31).
+//! Config selector: matches a call to a route and selects its cluster and settings (A31).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use crate::routing::{
 };
 use crate::text::quoted;
 
-/// Routes calls by one virtual host. It never changes; a change of config makes another one.
+/// Immutable router for one virtual host. A config change creates another one.
 #[derive(Debug)]
 pub struct ConfigSelector {
     host: Arc<VirtualHost>,
-    /// For each route of the host, where its calls may go; nowhere if it does not forward.
+    /// Targets of each route of the host. Empty for a route that does not forward.
     targets: Vec<RouteTargets>,
     channel_id: u64,
 }
 
-/// Where the calls of one route may go.
+/// Weighted targets of one route.
 #[derive(Debug)]
 struct RouteTargets {
-    /// The sum of the weights up to and with each target.
+    /// Sum of the weights up to and including each target.
     cumulative_weights: Vec<u64>,
     targets: Vec<Arc<RouteTarget>>,
 }
 
-/// One way for calls to go, with all that is known before there is a call.
+/// Target of calls with all settings that do not depend on the call.
 #[derive(Debug)]
 struct RouteTarget {
     cluster: Arc<ClusterRef>,
@@ -42,8 +42,8 @@ struct RouteTarget {
     filters: Arc<[FilterInstance]>,
 }
 
-/// The way that was chosen for a call. It holds for all its attempts (A31), and keeps the cluster active until it is dropped:
-/// when the call is committed, or over.
+/// Routing result of a call, valid for all its attempts (A31). It keeps the cluster active until it is
+/// dropped, when the call is committed or ends.
 #[derive(Clone, Debug)]
 pub struct SelectedRoute {
     target: Arc<RouteTarget>,
@@ -51,8 +51,9 @@ pub struct SelectedRoute {
 }
 
 impl ConfigSelector {
-    /// A selector for a channel with this random number (A42). It takes references to every cluster of the host, so that
-    /// [`ActiveClusters::names`] holds them; the balancing config must be updated before calls see the selector (A31).
+    /// Creates a selector for the channel with this random number (A42). It acquires every cluster of the
+    /// host, so that [`ActiveClusters::names`] contains them. The balancing config must be updated before
+    /// calls use the selector (A31).
     pub fn new(
         host: Arc<VirtualHost>,
         listener: &Listener,
@@ -72,9 +73,9 @@ impl ConfigSelector {
         ConfigSelector { host, targets, channel_id }
     }
 
-    /// The way of this call, or what it fails with. Asked once per call.
+    /// Routes a call, or returns the status that it fails with. Called once per call.
     pub fn select(&self, call: &PickArgs<'_>) -> Result<SelectedRoute, Status> {
-        // A path that is not canonical could pass rules that were written for the canonical one.
+        // A path that is not canonical could match rules that were written for other paths.
         if !call.path().starts_with('/') {
             return Err(Status::new(
                 Code::Internal,
@@ -102,8 +103,8 @@ impl ConfigSelector {
         ))
     }
 
-    /// Why each route takes this call or does not, in order, up to the first that takes it for certain. Chance is not
-    /// asked.
+    /// Returns the outcome of each route for this call, up to the first certain match. It samples no
+    /// fractions.
     pub fn explain(&self, call: &PickArgs<'_>) -> Vec<ExplainedRoute> {
         let mut steps = Vec::new();
         for route in &self.host.routes {
@@ -125,39 +126,39 @@ impl ConfigSelector {
     }
 }
 
-/// Why a route takes a call or does not.
+/// Outcome of one route for a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExplainedRoute {
-    /// The route's name, often empty.
+    /// Name of the route, often empty.
     pub name: String,
-    /// What it matches and where it goes.
+    /// Match and target of the route as text.
     pub route: String,
-    /// What became of it.
+    /// Outcome of the match.
     pub outcome: RouteOutcome,
 }
 
-/// What became of a route for a call.
+/// Outcome of matching a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RouteOutcome {
-    /// Its path is another.
+    /// The path does not match.
     PathMismatch,
-    /// The call does not have this header.
+    /// This header matcher does not match.
     HeaderMismatch(String),
-    /// It takes so many calls like this one in a million.
+    /// The route matches this fraction of such calls, in millionths.
     FractionMatched(u32),
-    /// It takes the call.
+    /// The route matches every such call.
     Matched,
 }
 
 type ClusterRefs<'a> = BTreeMap<&'a str, Arc<ClusterRef>>;
 
-/// What all targets of a selector are made with.
+/// Common inputs of all targets of a selector.
 struct TargetBuilder<'a> {
     refs: ClusterRefs<'a>,
     listener: &'a Listener,
     host: &'a VirtualHost,
-    /// The filters where neither the route nor the weighted cluster says anything.
+    /// Filters for targets without overrides on the route and the weighted cluster.
     filters: Arc<[FilterInstance]>,
 }
 
@@ -189,7 +190,7 @@ impl TargetBuilder<'_> {
 }
 
 impl RouteTargets {
-    /// A target by its weight, whatever the state of its cluster (A31).
+    /// Selects a target by weight, independent of the state of its cluster (A31).
     fn pick(&self, call: &PickArgs<'_>) -> Option<&Arc<RouteTarget>> {
         let total = match self.cumulative_weights.as_slice() {
             [_] => return self.targets.first(),
@@ -201,12 +202,13 @@ impl RouteTargets {
 }
 
 impl SelectedRoute {
-    /// The cluster; [`ClusterRef::child`] is what a pick wants to know.
+    /// Returns the cluster. [`ClusterRef::child`] is its name for a pick.
     pub fn cluster(&self) -> &Arc<ClusterRef> {
         &self.target.cluster
     }
 
-    /// How long the call may take, where the application allows `own`: never longer than that. `None` is without end.
+    /// Returns the timeout of the call: the minimum of `own`, which the application sets, and the route's
+    /// limit. `None` means no timeout.
     pub fn timeout(&self, own: Option<Duration>) -> Option<Duration> {
         match (own, self.target.limit) {
             (Some(own), Some(limit)) => Some(own.min(limit)),
@@ -214,22 +216,22 @@ impl SelectedRoute {
         }
     }
 
-    /// When it is tried again, if ever.
+    /// Returns the retry policy, if there is one.
     pub fn retry(&self) -> Option<&Arc<XdsRetryPolicy>> {
         self.target.retry.as_ref()
     }
 
-    /// What hash-based policies place it by.
+    /// Returns the request hash for hash-based policies.
     pub fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// Whether the endpoint's host name becomes its authority (A81).
+    /// Returns true if the endpoint's host name becomes the authority (A81).
     pub fn auto_host_rewrite(&self) -> bool {
         self.target.auto_host_rewrite
     }
 
-    /// The filters to run before it is sent, in order.
+    /// Returns the filters to run before the call is sent, in order.
     pub fn filters(&self) -> &[FilterInstance] {
         &self.target.filters
     }

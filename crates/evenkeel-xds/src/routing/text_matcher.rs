@@ -1,20 +1,21 @@
-//! What a text must be like: a path, the value of a header, a name in a certificate.
+//! String matchers for paths, header values and names in certificates.
 
 use std::fmt;
 use std::sync::Arc;
 
 use regex::bytes::Regex;
 
-/// What a text must be like. Only ASCII letters have cases: paths, header values and names in certificates are ASCII.
+/// String matcher. Case folding is limited to ASCII, as paths, header values and names in certificates are
+/// ASCII.
 ///
-/// Two are the same if they were written the same.
+/// Matchers are equal if their sources are equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TextMatcher {
     Exact(String, CaseSensitivity),
     Prefix(String, CaseSensitivity),
     Suffix(String, CaseSensitivity),
     Contains(String),
-    /// The text as it was written, and an expression that finds it in any case, in time that is linear.
+    /// Source text, and an expression that finds it in any case in linear time.
     ContainsIgnoreCase(RegexMatcher),
     Regex(RegexMatcher),
 }
@@ -25,7 +26,7 @@ pub(crate) enum CaseSensitivity {
     Insensitive,
 }
 
-/// A pattern as it was written, and as it is run.
+/// Pattern as source text and compiled.
 #[derive(Clone, Debug)]
 pub(crate) struct RegexMatcher {
     pub(crate) source: Arc<str>,
