@@ -1,55 +1,57 @@
-//! An endpoint as nearly all of them come: an IP address with its port, perhaps its health, its weight and metadata.
+//! Fast parser for the common form of an endpoint: IP address and port, with optional health, weight and
+//! metadata.
 //!
-//! Ten thousand of these are read before the first call goes out, and decoding each into its messages takes longer than
-//! all that is done with it. So it is read where it stands, without allocating. Whatever else is in the bytes, or is wrong
-//! with them, makes it no plain endpoint: then it is decoded, and there is said what there is to say. So nothing may be
-//! read here that decoding would refuse, or would read as something else.
+//! Ten thousand of these are parsed before the first call is sent, and decoding the messages dominates that
+//! cost. This parser reads the bytes in place without allocation. It returns `None` for any other or invalid
+//! contents, which are then decoded and validated. It must not accept bytes that the decoder rejects or
+//! decodes to another result.
 //!
-//! Every endpoint of Istio has metadata, of which only `envoy.lb` is used. The metadata of a plain endpoint is checked and
-//! skipped in place: maps of texts, numbers and booleans under other names. An endpoint does not keep it, since a slice
-//! would add 32 bytes to each. The cache keeps the bytes of the resource, in which the same walk finds it again.
+//! Every endpoint of Istio has metadata, of which only `envoy.lb` is used. Other metadata is validated and
+//! skipped in place if it consists of maps of texts, numbers and booleans. Endpoints do not store it, since a
+//! slice would add 32 bytes to each. The cache keeps the bytes of the resource, in which the same walk finds
+//! it again.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use evenkeel_core::HASH_KEY;
 
-/// `LbEndpoint.endpoint`: a field's number with the kind of value that it has, as it stands before the value.
+/// Key of the field `LbEndpoint.endpoint`: the field number and the wire type.
 const ENDPOINT: u8 = 1 << 3 | MESSAGE;
 
-/// `LbEndpoint.health_status`
+/// Key of the field `LbEndpoint.health_status`.
 const HEALTH_STATUS: u8 = 2 << 3 | NUMBER;
 
 /// Key of the field `LbEndpoint.metadata`.
 const METADATA: u8 = 3 << 3 | MESSAGE;
 
-/// `LbEndpoint.load_balancing_weight`
+/// Key of the field `LbEndpoint.load_balancing_weight`.
 const WEIGHT: u8 = 4 << 3 | MESSAGE;
 
-/// `UInt32Value.value`
+/// Key of the field `UInt32Value.value`.
 const VALUE: u8 = 1 << 3 | NUMBER;
 
-/// `Endpoint.address`
+/// Key of the field `Endpoint.address`.
 const ADDRESS: u8 = 1 << 3 | MESSAGE;
 
-/// `Address.socket_address`
+/// Key of the field `Address.socket_address`.
 const SOCKET_ADDRESS: u8 = 1 << 3 | MESSAGE;
 
-/// `SocketAddress.protocol`
+/// Key of the field `SocketAddress.protocol`.
 const PROTOCOL: u8 = 1 << 3 | NUMBER;
 
-/// `SocketAddress.address`
+/// Key of the field `SocketAddress.address`.
 const IP: u8 = 2 << 3 | MESSAGE;
 
-/// `SocketAddress.port_value`
+/// Key of the field `SocketAddress.port_value`.
 const PORT: u8 = 3 << 3 | NUMBER;
 
-/// `Metadata.filter_metadata` and `Struct.fields`, which are maps.
+/// Key of the map fields `Metadata.filter_metadata` and `Struct.fields`.
 const MAP_ENTRY: u8 = 1 << 3 | MESSAGE;
 
-/// Key of a map entry.
+/// Key of the key field in a map entry.
 const MAP_KEY: u8 = 1 << 3 | MESSAGE;
 
-/// Value of a map entry.
+/// Key of the value field in a map entry.
 const MAP_VALUE: u8 = 2 << 3 | MESSAGE;
 
 /// Key of the field `Value.null_value`.
@@ -64,26 +66,26 @@ const STRING_VALUE: u8 = 3 << 3 | MESSAGE;
 /// Key of the field `Value.bool_value`.
 const BOOL_VALUE: u8 = 4 << 3 | NUMBER;
 
-/// Number of eight bytes.
+/// Wire type of a fixed 64-bit value.
 const FIXED_64: u8 = 1;
 
-/// A number of as many bytes as it needs.
+/// Wire type of a varint.
 const NUMBER: u8 = 0;
 
-/// A message or a text, after its length.
+/// Wire type of a length-delimited value.
 const MESSAGE: u8 = 2;
 
-/// What there is to know about a plain endpoint.
+/// Contents of a plain endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PlainEndpoint {
     pub(super) address: SocketAddr,
-    /// As in the message: it may also be one that says not to call.
+    /// Status as in the message, including those of unusable endpoints.
     pub(super) health_status: i32,
-    /// Never 0.
+    /// Weight of the endpoint, never 0.
     pub(super) weight: Option<u32>,
 }
 
-/// Reads an `LbEndpoint`; `None` if it is not plain, or not right.
+/// Parses an `LbEndpoint`. Returns `None` if it is not plain or not valid.
 pub(super) fn read(mut bytes: &[u8]) -> Option<PlainEndpoint> {
     let (mut endpoint, mut health_status, mut weight, mut has_metadata) = (None, None, None, false);
     while let Some(tag) = next(&mut bytes) {
@@ -91,7 +93,7 @@ pub(super) fn read(mut bytes: &[u8]) -> Option<PlainEndpoint> {
             ENDPOINT if endpoint.is_none() => endpoint = Some(message(&mut bytes)?),
             HEALTH_STATUS if health_status.is_none() => health_status = Some(number(&mut bytes)?),
             WEIGHT if weight.is_none() => weight = Some(wrapped(message(&mut bytes)?)?),
-            // Decoding merges two of them.
+            // The decoder merges repeated metadata, so a second one is not plain.
             METADATA if !has_metadata => {
                 skip_metadata(long_message(&mut bytes)?)?;
                 has_metadata = true;
@@ -104,7 +106,7 @@ pub(super) fn read(mut bytes: &[u8]) -> Option<PlainEndpoint> {
     Some(PlainEndpoint { address, health_status, weight })
 }
 
-/// Checks metadata that has no effect; `None` if it has one, or decoding has to look at it.
+/// Validates metadata without effect. `None` if it has an effect or needs the decoder.
 fn skip_metadata(mut bytes: &[u8]) -> Option<()> {
     let (namespace_in_use, _) = HASH_KEY;
     while let Some(tag) = next(&mut bytes) {
@@ -120,7 +122,7 @@ fn skip_metadata(mut bytes: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Takes an entry of a map, which has a key and a value, each at most once.
+/// Reads a map entry. It has a key and a value, each at most once.
 fn map_entry<'a>(bytes: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
     let mut entry = long_message(bytes)?;
     let (mut key, mut value) = (None, None);
@@ -134,7 +136,7 @@ fn map_entry<'a>(bytes: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
     Some((key.unwrap_or_default(), value.unwrap_or_default()))
 }
 
-/// Checks a `google.protobuf.Value` of a plain kind.
+/// Validates a `google.protobuf.Value` of a scalar kind.
 fn skip_value(mut bytes: &[u8]) -> Option<()> {
     match next(&mut bytes) {
         None => {}
@@ -157,18 +159,18 @@ fn socket_address(mut bytes: &[u8]) -> Option<SocketAddr> {
         }
     }
     let port = u16::try_from(port?).ok().filter(|port| *port > 0)?;
-    // TCP
+    // Protocol 0 is TCP.
     (protocol.unwrap_or(0) == 0).then_some(SocketAddr::new(ip_address(ip?)?, port))
 }
 
-/// The number in a `UInt32Value`, where it is not 0.
+/// Returns the value of a `UInt32Value`, if it is not 0.
 fn wrapped(mut bytes: &[u8]) -> Option<u32> {
     let tag = next(&mut bytes)?;
     let value = number(&mut bytes)?;
     (tag == VALUE && value > 0 && bytes.is_empty()).then_some(value)
 }
 
-/// The value of the only field of a message.
+/// Returns the value of the only field of a message.
 fn only(mut bytes: &[u8], tag: u8) -> Option<&[u8]> {
     let found = next(&mut bytes)?;
     let value = message(&mut bytes)?;
@@ -181,7 +183,7 @@ fn next(bytes: &mut &[u8]) -> Option<u8> {
     Some(*first)
 }
 
-/// Takes a message or a text. Those of a plain endpoint are short, and so their length is one byte.
+/// Reads a message or a text. Its length must be a varint of one byte, as in any plain endpoint.
 fn message<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = next(bytes).filter(|length| *length < 0x80)?;
     let (message, rest) = bytes.split_at_checked(usize::from(length))?;
@@ -189,7 +191,7 @@ fn message<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(message)
 }
 
-/// Takes a message of any length.
+/// Reads a length-delimited value of any length.
 fn long_message<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = usize::try_from(number(bytes)?).ok()?;
     let (message, rest) = bytes.split_at_checked(length)?;
@@ -197,12 +199,12 @@ fn long_message<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(message)
 }
 
-/// Takes a text. Decoding refuses one that is not UTF-8.
+/// Reads a text. The decoder rejects invalid UTF-8.
 fn text<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     long_message(bytes).filter(|text| std::str::from_utf8(text).is_ok())
 }
 
-/// Takes a number of 32 bits: in each byte seven of them, the lowest first, and whether more follow.
+/// Reads a varint of at most 32 bits.
 fn number(bytes: &mut &[u8]) -> Option<u32> {
     let mut number = 0;
     for shift in [0, 7, 14, 21, 28] {
@@ -215,7 +217,7 @@ fn number(bytes: &mut &[u8]) -> Option<u32> {
     None
 }
 
-/// The address that a text is. Most are IPv4; the standard library is asked about all others.
+/// Parses an IP address. Most are IPv4. The standard library parses the others.
 fn ip_address(text: &[u8]) -> Option<IpAddr> {
     if let Some(ip) = ipv4_address(text) {
         return Some(IpAddr::V4(ip));
@@ -232,7 +234,7 @@ fn ipv4_address(mut text: &[u8]) -> Option<Ipv4Addr> {
     text.is_empty().then_some(Ipv4Addr::from_bits(bits))
 }
 
-/// Takes a number up to 255. No digit follows a zero at its start: to some that would mean that it is octal.
+/// Reads an octet. Leading zeros are rejected, because some parsers read them as octal.
 fn octet(text: &mut &[u8]) -> Option<u32> {
     let digit = |byte: &u8| u32::from(byte & 0xf);
     let decimal = |number: u32, digit: u32| number.saturating_mul(10).saturating_add(digit);

@@ -1,4 +1,4 @@
-//! What reading a resource gathers on the way.
+//! Common state and helpers of the resource parsers.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::resource::{ParsedResource, RejectedResource, Resource, ResourceParser
 use crate::routing::text_matcher::{CaseSensitivity, RegexMatcher, TextMatcher};
 use crate::text::quoted;
 
-/// The problems and warnings of one resource, and what it may use.
+/// Errors and warnings of one resource, with the parser's config.
 pub(super) struct ResourceReader<'a> {
     pub(super) parser: &'a ResourceParser,
-    /// Whether the control plane may choose the authority of calls (A81).
+    /// True if the control plane may set the authority of calls (A81).
     pub(super) trusted: bool,
     pub(super) diagnostics: ParseDiagnostics,
     regexes: RegexCache,
@@ -37,7 +37,7 @@ impl<'a> ResourceReader<'a> {
         }
     }
 
-    /// What the parser answers: the resource if nothing is wrong with it.
+    /// Returns the resource if there is no error.
     pub(super) fn finish(
         self,
         name: String,
@@ -59,7 +59,7 @@ impl<'a> ResourceReader<'a> {
         self.diagnostics.warn(path, text);
     }
 
-    /// Warns of each field below `path` that is set.
+    /// Warns about each field below `path` that is set.
     pub(super) fn warn_fields<const N: usize>(
         &mut self,
         path: &FieldPath<'_>,
@@ -71,7 +71,7 @@ impl<'a> ResourceReader<'a> {
         }
     }
 
-    /// Checks a name against the limit; an empty one is a problem too.
+    /// Checks that a name is not empty and within the limit.
     pub(super) fn name(&mut self, text: &str, path: &FieldPath<'_>) {
         if text.is_empty() {
             self.problem(path, "must not be empty");
@@ -80,7 +80,7 @@ impl<'a> ResourceReader<'a> {
         }
     }
 
-    /// Checks a text that may be empty against the limit for names.
+    /// Checks that a text is within the limit for names. It may be empty.
     pub(super) fn length(&mut self, text: &str, path: &FieldPath<'_>) {
         let limit = self.parser.limits.name_bytes;
         if text.len() > limit {
@@ -88,7 +88,7 @@ impl<'a> ResourceReader<'a> {
         }
     }
 
-    /// The value; it is a problem if there is none.
+    /// Returns the value, and reports an error if it is missing.
     pub(super) fn required<T>(&mut self, value: Option<T>, path: &FieldPath<'_>) -> Option<T> {
         if value.is_none() {
             self.problem(path, "is required");
@@ -96,7 +96,7 @@ impl<'a> ResourceReader<'a> {
         value
     }
 
-    /// The message in `any`, which must be of this type.
+    /// Decodes the message in `any`, which must have this type.
     pub(super) fn message<M: prost::Message + prost::Name + Default>(
         &mut self,
         any: Option<&Any>,
@@ -110,7 +110,7 @@ impl<'a> ResourceReader<'a> {
         None
     }
 
-    /// The message that these bytes are.
+    /// Decodes a message and reports an error if it is malformed.
     pub(super) fn decode<M: prost::Message + Default>(
         &mut self,
         bytes: &[u8],
@@ -119,7 +119,7 @@ impl<'a> ResourceReader<'a> {
         M::decode(bytes).map_err(|error| self.problem(path, format!("cannot be decoded: {error}"))).ok()
     }
 
-    /// A duration, if there is one and it is right.
+    /// Returns the duration, if it is set and valid.
     pub(super) fn duration(
         &mut self,
         value: Option<&prost_types::Duration>,
@@ -128,7 +128,7 @@ impl<'a> ResourceReader<'a> {
         fields::duration(value?, path, &mut self.diagnostics.problems)
     }
 
-    /// A fraction as so many in a million, and what one of its units is.
+    /// Returns the fraction in millionths, and the size of its unit in millionths.
     pub(super) fn fraction(
         &mut self,
         fraction: FractionalPercent,
@@ -138,18 +138,18 @@ impl<'a> ResourceReader<'a> {
         Some((denominator.per_million(fraction.numerator), denominator.per_million(1)))
     }
 
-    /// A regular expression that a text must match as a whole.
+    /// Compiles a regular expression that must match the whole text.
     pub(super) fn full_match(&mut self, pattern: &str, path: &FieldPath<'_>) -> Option<TextMatcher> {
         let compiled = self.regexes.full_match(pattern).map_err(|text| self.problem(path, text)).ok()?;
         Some(TextMatcher::Regex(RegexMatcher { source: pattern.into(), compiled }))
     }
 
-    /// A regular expression that is looked for within a text.
+    /// Compiles a regular expression that matches anywhere in a text.
     pub(super) fn search(&mut self, pattern: &str, path: &FieldPath<'_>) -> Option<Regex> {
         self.regexes.search(pattern).map_err(|text| self.problem(path, text)).ok()
     }
 
-    /// What a text must be like.
+    /// Parses a string matcher.
     pub(super) fn text_matcher(
         &mut self,
         message: &StringMatcher,
@@ -191,7 +191,8 @@ impl<'a> ResourceReader<'a> {
         }
     }
 
-    /// A part that a text must have. Every text has an empty one, so whoever wrote that meant something else.
+    /// Returns the text of a prefix, suffix or substring. An empty one is rejected, because it would match
+    /// every text.
     fn required_part(&mut self, text: &str, path: &FieldPath<'_>) -> Option<String> {
         if text.is_empty() {
             self.problem(path, "must not be empty");

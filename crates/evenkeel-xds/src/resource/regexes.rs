@@ -1,7 +1,8 @@
 //! Regular expressions of a resource, compiled within limits.
 //!
-//! xDS means RE2's, whose classes (`\d`, `\w`) and word boundaries are ASCII; so they are here. A few bytes of pattern can
-//! ask for megabytes, so each has a limit and all of one resource share another. Matching is linear in the text in any case.
+//! xDS uses the RE2 syntax, in which classes (`\d`, `\w`) and word boundaries are ASCII. A short pattern can
+//! compile to megabytes. Each expression therefore has a limit, and all expressions of a resource share
+//! another. Matching is linear in the length of the text.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +10,13 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use crate::text::quoted;
 
-/// How much the expressions of one resource may take together, in units of the limit for one.
+/// Maximum compiled size of all expressions of a resource, in multiples of the limit for one.
 const TOTAL_SIZE_FACTOR: usize = 16;
 
-/// The first size that is tried. Most expressions are small, and are to count as such.
+/// Size limit of the first attempt. Most expressions are small, and only this much is charged for them.
 const FIRST_SIZE: usize = 4 << 10;
 
-/// Compiles each expression once.
+/// Cache that compiles each expression once.
 pub(super) struct RegexCache {
     limit: usize,
     left: usize,
@@ -23,17 +24,17 @@ pub(super) struct RegexCache {
 }
 
 impl RegexCache {
-    /// With `limit` bytes for each expression.
+    /// Creates a cache with a limit of `limit` bytes per expression.
     pub(super) fn new(limit: usize) -> RegexCache {
         RegexCache { limit, left: limit.saturating_mul(TOTAL_SIZE_FACTOR), known: BTreeMap::new() }
     }
 
-    /// One that matches whole texts only.
+    /// Returns an expression that matches whole texts only.
     pub(super) fn full_match(&mut self, pattern: &str) -> Result<Regex, String> {
         self.compile(pattern, true)
     }
 
-    /// One that matches anywhere in a text.
+    /// Returns an expression that matches anywhere in a text.
     pub(super) fn search(&mut self, pattern: &str) -> Result<Regex, String> {
         self.compile(pattern, false)
     }
@@ -56,7 +57,7 @@ impl RegexCache {
                     size = size.saturating_mul(16).min(limit);
                 }
                 Err(regex::Error::CompiledTooBig(_)) => {
-                    // A failure costs as much as it may: hostile patterns must not make up in number for their size.
+                    // Charge a failure in full, so that the number of hostile patterns is bounded too.
                     self.left = self.left.saturating_sub(limit);
                     return Err(self.too_big(pattern, limit));
                 }
@@ -89,17 +90,17 @@ fn build(pattern: &str, whole: bool, size: usize) -> Result<Regex, regex::Error>
     let build = |pattern: &str| {
         let with = |unicode: bool| RegexBuilder::new(pattern).unicode(unicode).size_limit(size).build();
         match with(false) {
-            // Such as `\pL`, which needs Unicode and says so.
+            // Classes such as `\pL` are a syntax error without Unicode support.
             Err(regex::Error::Syntax(_)) => with(true),
             built => built,
         }
     };
-    // By itself first: `a)|(b` must not break out of the group around it.
+    // Compile the pattern alone first: `a)|(b` must not escape from the group around it.
     let alone = build(pattern)?;
     if whole { build(&format!(r"\A(?:{pattern})\z")) } else { Ok(alone) }
 }
 
-/// What is wrong, on one line.
+/// Returns the description of the error on one line.
 fn reason(error: &regex::Error) -> String {
     let text = error.to_string();
     let told = text.rsplit_once("error: ").map_or(text.as_str(), |(_, told)| told);

@@ -1,7 +1,7 @@
 //! Route configurations (RDS).
 //!
-//! One is read whole, also where a virtual host is not ours: every channel of the process may ask for it. Routes that
-//! gRPC cannot serve are skipped, as A28 says, and the warnings name them.
+//! A configuration is parsed with all its virtual hosts, because every channel of the process may use it.
+//! Routes that gRPC does not support are skipped (A28), and a warning names each.
 
 mod action;
 mod domains;
@@ -23,34 +23,34 @@ use crate::text::quoted;
 use action::{RouteContext, RouteRejection};
 use domains::{DomainError, DomainTable};
 
-/// Virtual hosts with their routes.
+/// Route configuration: virtual hosts with their routes.
 #[derive(Clone, Debug)]
 pub struct RouteConfig {
-    /// The name; empty for one that is part of a listener.
+    /// Name of the configuration. Empty if it is part of a listener.
     pub name: String,
-    /// The virtual hosts.
+    /// Virtual hosts in the order of the message.
     pub virtual_hosts: Vec<Arc<VirtualHost>>,
     domains: DomainTable,
 }
 
-/// The routes for some domains.
+/// Routes for a set of domains.
 #[derive(Clone, Debug)]
 pub struct VirtualHost {
-    /// The name.
+    /// Name of the virtual host.
     pub name: String,
-    /// The domains, as the control plane wrote them.
+    /// Domains as received.
     pub domains: Vec<String>,
-    /// The clusters that its routes may choose, each once, in order of appearance.
+    /// Distinct clusters of its routes, in order of appearance.
     pub clusters: Vec<Arc<str>>,
-    /// The routes, in the order in which they are tried.
+    /// Routes in the order in which they are matched.
     pub routes: Vec<Route>,
-    /// What it says about filters.
+    /// Filter overrides of the virtual host.
     pub overrides: FilterOverrides,
 }
 
 impl RouteConfig {
-    /// The virtual host for an authority, if there is one: by an exact domain, else the longest `*suffix`, else the longest
-    /// `prefix*`, else `*` (VAL-R7).
+    /// Returns the virtual host for an authority: by an exact domain, else the longest `*suffix`, else the
+    /// longest `prefix*`, else `*` (VAL-R7).
     pub fn virtual_host(&self, authority: &str) -> Option<&Arc<VirtualHost>> {
         self.virtual_hosts.get(self.domains.find(authority)?)
     }
@@ -69,7 +69,8 @@ pub(super) fn parse(
     reader.finish(message.name, Some(Resource::RouteConfig(Arc::new(config))))
 }
 
-/// Reads a route configuration that may be a part of another resource; what is wrong is left out, and told to `reader`.
+/// Parses a route configuration, possibly inside another resource. Invalid parts are omitted and reported to
+/// `reader`.
 pub(super) fn read(
     message: &proto::RouteConfiguration,
     path: &FieldPath<'_>,

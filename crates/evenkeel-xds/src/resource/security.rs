@@ -1,8 +1,8 @@
-//! How connections to a cluster are secured (A29, A82, A101): what an `UpstreamTlsContext` becomes.
+//! Security of connections to a cluster (A29, A82, A101), parsed from an `UpstreamTlsContext`.
 //!
-//! It is checked whether or not the application uses it. A field that we do not support is ignored only where that
-//! makes nothing less secure; otherwise the cluster is refused. Certificates come from the providers of the bootstrap,
-//! by name, and never from the control plane.
+//! The config is validated even if the application does not use it. An unsupported field is ignored only if
+//! that does not weaken security. Otherwise the cluster is rejected. Certificates come from the providers in
+//! the bootstrap, referenced by instance name, and never from the control plane.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -24,33 +24,35 @@ use crate::resource::reader::ResourceReader;
 use crate::routing::text_matcher::{CaseSensitivity, TextMatcher};
 use crate::text::quoted;
 
-/// How long a server name may be (A101).
+/// Maximum length of a server name in bytes (A101).
 const MAX_SNI: usize = 255;
 
-/// How connections to a cluster are secured (A29).
+/// Security of connections to a cluster (A29).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecurityConfig {
-    /// What the server's certificate is checked against.
+    /// Roots that verify the server's certificate.
     pub roots: RootCertificates,
-    /// Our own certificate, for servers that ask for one.
+    /// Client certificate for servers that request one.
     pub identity: Option<CertificateSource>,
-    /// Of these, one must match a name in the server's certificate; if there are none, every name will do.
+    /// Matchers for names in the server's certificate, of which one must match. If empty, every name is
+    /// accepted.
     pub san_matchers: Vec<SanMatcher>,
-    /// The server name to send, unless there is a better one.
+    /// Server name to send (SNI), unless `auto_host_sni` provides one.
     pub sni: Option<String>,
-    /// Whether the endpoint's host name, if it has one, is the server name to send (A101).
+    /// True if the endpoint's host name is sent as SNI, if it has one (A101).
     pub auto_host_sni: bool,
-    /// Whether the server name that was sent, if any, takes the place of the matchers, as an exact DNS name (A101).
+    /// True if the sent SNI, if any, replaces the matchers as an exact DNS name (A101).
     pub auto_sni_san_validation: bool,
 }
 
-/// The security of a cluster, with its name: the [means](evenkeel_core::TransportParams) by which its connections are made. Two
-/// clusters never have the same, so that none relies on what was checked for another.
+/// Security of a cluster with its name, as [transport parameters](evenkeel_core::TransportParams) of its
+/// subchannels. Values of different clusters are never equal, so that no cluster relies on verification for
+/// another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterSecurity {
-    /// The name of the cluster.
+    /// Name of the cluster.
     pub cluster: Arc<str>,
-    /// What holds for its connections.
+    /// Security of its connections.
     pub security: Arc<SecurityConfig>,
 }
 
@@ -60,47 +62,47 @@ impl Hash for ClusterSecurity {
     }
 }
 
-/// What certificates of servers are checked against.
+/// Roots that verify server certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RootCertificates {
-    /// The roots of the system (A82).
+    /// Root certificates of the system (A82).
     System,
-    /// Those of a provider.
+    /// Root certificates of a provider.
     Provider(CertificateSource),
 }
 
-/// Where a certificate comes from.
+/// Reference to a certificate of a provider.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CertificateSource {
-    /// The name of a certificate provider of the bootstrap.
+    /// Instance name of a certificate provider in the bootstrap.
     pub instance: String,
-    /// What the provider is to be asked for; often empty.
+    /// Certificate name for the provider, often empty.
     pub certificate: String,
 }
 
-/// A kind of name that a certificate may hold.
+/// Kind of a subject alternative name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SanKind {
-    /// A DNS name.
+    /// DNS name, possibly with a wildcard.
     Dns,
-    /// A URI, such as a SPIFFE id.
+    /// URI, such as a SPIFFE id.
     Uri,
-    /// An e-mail address.
+    /// E-mail address (`rfc822Name`).
     Email,
-    /// An IP address, in canonical text.
+    /// IP address in canonical text form.
     Ip,
 }
 
-/// A name that a server's certificate may hold.
+/// Matcher of a name in a server certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SanMatcher {
-    /// The only kind of name that it matches, if it is limited to one.
+    /// Kind of name to match. `None` for any kind.
     kind: Option<SanKind>,
     text: TextMatcher,
 }
 
 impl SanMatcher {
-    /// Matches certificates that are good for this DNS name, wildcards included.
+    /// Creates a matcher for certificates that are valid for this DNS name, including wildcards.
     pub fn dns(name: &str) -> SanMatcher {
         SanMatcher {
             kind: Some(SanKind::Dns),
@@ -108,7 +110,8 @@ impl SanMatcher {
         }
     }
 
-    /// Whether a name of a certificate matches. An exact DNS name also matches a certificate for its wildcard.
+    /// Returns true if a name of a certificate matches. An exact DNS name also matches a wildcard that covers
+    /// it.
     pub fn matches(&self, kind: SanKind, name: &str) -> bool {
         if name.is_empty() || self.kind.is_some_and(|only| only != kind) {
             return false;
@@ -140,7 +143,8 @@ impl fmt::Display for SanKind {
     }
 }
 
-/// Whether a certificate for the DNS name `of` is good for `host`. Case does not matter, and a star stands for one label.
+/// Returns true if a certificate for the DNS name `of` is valid for `host`. Case is ignored, and `*` covers
+/// one label.
 fn is_dns_name_of(host: &str, of: &str) -> bool {
     let (host, of) = (host.trim_end_matches('.'), of.trim_end_matches('.'));
     let wildcard = of.strip_prefix("*.").filter(|parent| parent.contains('.'));
@@ -150,7 +154,7 @@ fn is_dns_name_of(host: &str, of: &str) -> bool {
     }
 }
 
-/// Reads a transport socket; `None` if there is something wrong with it.
+/// Parses a transport socket. Returns `None` if it is invalid.
 pub(super) fn read(
     socket: &TransportSocket,
     path: &FieldPath<'_>,
@@ -226,7 +230,7 @@ fn identity(
     None
 }
 
-/// A provider of the bootstrap.
+/// Returns the reference to a provider, which must be in the bootstrap.
 fn source(
     instance: &str,
     certificate: &str,
@@ -241,7 +245,7 @@ fn source(
     Some(CertificateSource { instance: instance.to_owned(), certificate: certificate.to_owned() })
 }
 
-/// The roots, and the names that are accepted.
+/// Returns the roots and the accepted names.
 fn validation(
     common: &CommonTlsContext,
     path: &FieldPath<'_>,
@@ -278,7 +282,7 @@ fn validation(
     }
 }
 
-/// The roots of a context, or of the older field beside it, which control planes with old clients use.
+/// Returns the roots of a context, or of the older field that control planes use for old clients.
 fn roots(
     context: &CertificateValidationContext,
     path: &FieldPath<'_>,
@@ -301,7 +305,7 @@ fn roots(
     }
 }
 
-/// The names that a context accepts.
+/// Returns the accepted names of a context.
 fn names(
     context: &CertificateValidationContext,
     path: &FieldPath<'_>,
@@ -324,7 +328,7 @@ fn names(
         ("allow_expired_certificate", context.allow_expired_certificate),
     ];
     reader.warn_fields(path, ignored, "is ignored");
-    // As in Envoy, matchers with a type take the place of those without.
+    // As in Envoy, typed matchers replace untyped ones.
     if context.match_typed_subject_alt_names.is_empty() {
         let path = path.field("match_subject_alt_names");
         let all = context.match_subject_alt_names.iter().enumerate();

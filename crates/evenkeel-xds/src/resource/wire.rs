@@ -1,28 +1,29 @@
-//! A look at a message before it is decoded.
+//! Checks of an encoded message before it is decoded.
 //!
-//! An empty element of a list is two bytes on the wire and hundreds in memory. So lists are counted first, without
-//! allocating, and one that is too long is refused: what came over the network never decides how much memory is taken.
+//! An empty list element takes two bytes on the wire and hundreds in memory. The elements are therefore
+//! counted first, without allocation. A resource with a list above the limit is rejected, so its memory use
+//! stays bounded.
 
 use evenkeel_proto::prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use crate::resource::RejectedResource;
 use crate::{FieldPath, ValidationErrors, XdsLimits};
 
-/// A list in a message, which may have so many elements in all its places together.
+/// Maximum number of elements of a list, over all its occurrences in a message.
 pub(super) struct ListLimit {
-    /// What its elements are called.
+    /// Name of the elements for the error text.
     of: &'static str,
-    /// The field to blame.
+    /// Field that the error names.
     field: &'static str,
-    /// The numbers of the fields that lead to it.
+    /// Field numbers that lead to the list.
     path: &'static [u32],
     limit: usize,
 }
 
-/// How many parts of one kind, such as header matchers, a route or an endpoint may have on average.
+/// Maximum average number of parts of one kind, such as header matchers, per route or endpoint.
 const MAX_NESTING: usize = 16;
 
-/// The lists of a `RouteConfiguration`.
+/// Returns the limits of a `RouteConfiguration`.
 pub(super) fn route_limits(limits: &XdsLimits) -> [ListLimit; 5] {
     let (field, limit) = ("virtual_hosts", limits.routes);
     let parts = limit.saturating_mul(MAX_NESTING);
@@ -35,7 +36,7 @@ pub(super) fn route_limits(limits: &XdsLimits) -> [ListLimit; 5] {
     ]
 }
 
-/// The lists of a `ClusterLoadAssignment`.
+/// Returns the limits of a `ClusterLoadAssignment`.
 pub(super) fn endpoint_limits(limits: &XdsLimits) -> [ListLimit; 4] {
     let (field, limit) = ("endpoints", limits.endpoints);
     let parts = limit.saturating_mul(MAX_NESTING);
@@ -47,14 +48,14 @@ pub(super) fn endpoint_limits(limits: &XdsLimits) -> [ListLimit; 4] {
     ]
 }
 
-/// The first list that is too long, and what is wrong with it. The message that the lists are of stands in `within`, the
-/// fields of which lead to it from `bytes`.
+/// Returns the field and the error of the first list above its limit. `within` holds the field numbers that
+/// lead from `bytes` to the message with the lists.
 pub(super) fn exceeded_limit(
     bytes: &[u8],
     within: &[u32],
     lists: &[ListLimit],
 ) -> Option<(&'static str, String)> {
-    // An element takes two bytes or more, so that most resources are too short for a list that is too long.
+    // An element takes at least two bytes, so most resources are too short to exceed a limit.
     let most = bytes.len() / 2;
     lists.iter().filter(|list| list.limit < most).find_map(|ListLimit { of, field, path, limit }| {
         let path = [within, path].concat();
@@ -63,7 +64,8 @@ pub(super) fn exceeded_limit(
     })
 }
 
-/// Refuses a resource with a list that is too long, in the message at `path`. The name of a resource is its first field.
+/// Rejects a resource with a list above its limit, in the message at `path`. The first field is the resource
+/// name.
 pub(super) fn check(
     bytes: &[u8],
     within: &[u32],
@@ -78,22 +80,22 @@ pub(super) fn check(
     })
 }
 
-/// The text in the first field: the name of a resource.
+/// Returns the text in field 1, which is the name of a resource.
 pub(super) fn first_text(bytes: &[u8]) -> Option<&str> {
     let mut name = None;
     each(&mut &*bytes, 0, &[1], &mut |bytes| name = std::str::from_utf8(bytes).ok());
     name
 }
 
-/// How many values there are at the end of `path`.
+/// Returns the number of values at `path`.
 pub(super) fn count(bytes: &[u8], path: &[u32]) -> usize {
     let mut count = 0_usize;
     each(&mut &*bytes, 0, path, &mut |_| count = count.saturating_add(1));
     count
 }
 
-/// The messages in the list `field`, and all that is beside it; `None` if decoding would give up. A long list that is
-/// decoded message by message never stands in memory as a whole.
+/// Splits a message into the elements of the list `field` and all other fields. `None` if it cannot be
+/// decoded. Decoding the elements one by one avoids having the whole decoded list in memory.
 pub(super) fn split_field(bytes: &[u8], field: u32) -> Option<(Vec<&[u8]>, Vec<u8>)> {
     let (mut list, mut beside) = (Vec::new(), Vec::new());
     let mut left = bytes;
@@ -113,7 +115,7 @@ pub(super) fn split_field(bytes: &[u8], field: u32) -> Option<(Vec<&[u8]>, Vec<u
     Some((list, beside))
 }
 
-/// The number in a field, the last of several; `None` if there is none, or decoding would give up.
+/// Returns the last value of a varint field. `None` if there is none, or if the message cannot be decoded.
 pub(super) fn last_number(bytes: &[u8], field: u32) -> Option<u64> {
     let (mut left, mut last) = (bytes, None);
     while !left.is_empty() {
@@ -127,8 +129,9 @@ pub(super) fn last_number(bytes: &[u8], field: u32) -> Option<u64> {
     last
 }
 
-/// Calls `visit` with every value at the end of `path`, until only `left` bytes are left. It goes through the bytes just
-/// as decoding does, also where lengths are lies, so that it sees all that decoding would see. `None` where both give up.
+/// Calls `visit` with every value at `path`, until `left` bytes remain. It walks the bytes as the decoder
+/// does, even with invalid lengths, so it visits every value that the decoder would. `None` where the decoder
+/// fails.
 fn each<'a>(bytes: &mut &'a [u8], left: usize, path: &[u32], visit: &mut impl FnMut(&'a [u8])) -> Option<()> {
     let (field, inner) = path.split_first()?;
     while bytes.len() > left {
@@ -153,7 +156,7 @@ fn each<'a>(bytes: &mut &'a [u8], left: usize, path: &[u32], visit: &mut impl Fn
 mod tests {
     use super::*;
 
-    /// Two bytes each are the least that elements take: nothing may be too short for being looked at.
+    /// Elements of two bytes, the minimum, must not be skipped by the length check.
     #[test]
     fn a_list_of_the_shortest_elements_is_counted() {
         let exceeded_limit = |elements: usize, endpoints: usize| {

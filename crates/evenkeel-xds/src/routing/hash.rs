@@ -16,21 +16,21 @@ pub struct HashPolicy {
     pub(crate) terminal: bool,
 }
 
-/// What is hashed.
+/// Input of a hash policy.
 #[derive(Clone, Debug)]
 pub(crate) enum HashSource {
     Header(HeaderName, Option<RegexRewrite>),
-    /// The channel's random number, as it is.
+    /// The channel's random number, unhashed.
     ChannelId,
-    /// A kind that gRPC does not have; it yields nothing (A42).
+    /// Policy that gRPC does not support. It produces no hash (A42).
     Unsupported,
 }
 
-/// How a header's value is changed before it is hashed.
+/// Rewrite of a header value before it is hashed.
 #[derive(Clone, Debug)]
 pub(crate) struct RegexRewrite {
     pub(crate) pattern: Regex,
-    /// In the notation of the `regex` crate.
+    /// Substitution in the syntax of the `regex` crate.
     pub(crate) substitution: String,
 }
 
@@ -72,12 +72,12 @@ impl RegexRewrite {
     }
 }
 
-/// What the policies make of a call; a random number if none of them yields anything.
+/// Returns the combined hash of a call, or a random one if no policy produces a hash.
 pub(crate) fn of_call(policies: &[HashPolicy], call: &PickArgs<'_>, channel_id: u64) -> u64 {
     combined(policies, call, channel_id).unwrap_or_else(|| call.random())
 }
 
-/// What the policies make of a call, if any of them yields anything.
+/// Returns the combined hash of a call, if any policy produces one.
 pub(crate) fn combined(policies: &[HashPolicy], call: &PickArgs<'_>, channel_id: u64) -> Option<u64> {
     hash::combine(policies.iter().map(|policy| (policy.hash(call, channel_id), policy.terminal)))
 }

@@ -1,4 +1,4 @@
-//! What a route matches: the path, headers, and a share of the calls (A28).
+//! Route matching by path, headers and fraction of calls (A28).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,28 +9,29 @@ use evenkeel_core::PickArgs;
 
 use crate::routing::text_matcher::TextMatcher;
 
-/// What a call must be like for a route to take it.
+/// Condition of a route on calls.
 #[derive(Clone, Debug)]
 pub struct RouteMatch {
     pub(crate) path: TextMatcher,
     pub(crate) headers: Vec<HeaderMatcher>,
-    /// How many calls in a million; all if it is not said.
+    /// Fraction of calls in millionths. `None` for all calls.
     pub(crate) per_million: Option<u32>,
 }
 
 impl RouteMatch {
-    /// Whether the route takes this call. Chance is asked last, and only if all else matches.
+    /// Returns true if the route matches this call. The fraction is sampled last, and only if everything else
+    /// matches.
     pub fn matches(&self, call: &PickArgs<'_>) -> bool {
         self.mismatch(call).is_none()
             && self.per_million.is_none_or(|share| call.random_below(MILLION) < u64::from(share))
     }
 
-    /// How many in a million of the calls that match otherwise are taken, if not all.
+    /// Returns the fraction of otherwise matching calls in millionths, if it is not all.
     pub fn per_million(&self) -> Option<u32> {
         self.per_million
     }
 
-    /// The first thing about the call that does not match, chance apart.
+    /// Returns the first part that does not match. The fraction is not sampled.
     pub(crate) fn mismatch(&self, call: &PickArgs<'_>) -> Option<RouteMismatch<'_>> {
         if !self.path.matches(call.path()) {
             return Some(RouteMismatch::Path);
@@ -39,10 +40,10 @@ impl RouteMatch {
     }
 }
 
-/// What fractions are counted in.
+/// Denominator of fractions.
 pub(crate) const MILLION: u64 = 1_000_000;
 
-/// What does not match.
+/// Part of a route match that does not match.
 pub(crate) enum RouteMismatch<'a> {
     Path,
     Header(&'a HeaderMatcher),
@@ -61,7 +62,7 @@ impl fmt::Display for RouteMatch {
     }
 }
 
-/// What one header must be like.
+/// Matcher of one header.
 #[derive(Clone, Debug)]
 pub(crate) struct HeaderMatcher {
     pub(crate) name: HeaderName,
@@ -72,16 +73,16 @@ pub(crate) struct HeaderMatcher {
 #[derive(Clone, Debug)]
 pub(crate) enum HeaderMatchKind {
     Text(TextMatcher),
-    /// A whole number from `start` up to, but not, `end`.
+    /// Integer from `start` (inclusive) to `end` (exclusive).
     Range(Range<i64>),
-    /// Whether it is there.
+    /// Presence or absence of the header.
     Present(bool),
 }
 
 impl HeaderMatcher {
     fn matches(&self, call: &PickArgs<'_>) -> bool {
-        // A41: inverting turns the comparison around, and a header that is absent fails every comparison but the one
-        // for its presence.
+        // A41: `invert` negates the comparison. An absent header fails every comparison except the one for
+        // presence, inverted or not.
         let compared = match (&self.test, self.name.value(call)) {
             (HeaderMatchKind::Present(expected), value) => value.is_some() == *expected,
             (_, None) => return false,
@@ -107,7 +108,7 @@ impl fmt::Display for HeaderMatcher {
     }
 }
 
-/// The name of a header, and what of it routing sees.
+/// Header name with its visibility to routing.
 #[derive(Clone, Debug)]
 pub(crate) struct HeaderName {
     name: Arc<str>,
@@ -117,9 +118,10 @@ pub(crate) struct HeaderName {
 #[derive(Clone, Copy, Debug)]
 enum HeaderVisibility {
     AsIs,
-    /// Present in any case: whoever routes before the transport adds the header assumes gRPC's value (A28).
+    /// Always present. Routing runs before the transport adds the header, so gRPC's value is the default
+    /// (A28).
     ContentType,
-    /// A28: only custom metadata is looked at, and never what ends in `-bin`.
+    /// Not visible to routing: names that end in `-bin`, and headers other than custom metadata (A28).
     Hidden,
 }
 
@@ -141,7 +143,7 @@ impl HeaderName {
         &self.name
     }
 
-    /// The value as routing sees it; several values joined by commas.
+    /// Returns the value as visible to routing. Several values are joined by commas.
     pub(crate) fn value<'a>(&self, call: &PickArgs<'a>) -> Option<Cow<'a, str>> {
         match self.visibility {
             HeaderVisibility::AsIs => call.header(&self.name),

@@ -1,4 +1,4 @@
-//! Reading where routes go, and how.
+//! Parsing of route actions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,24 +20,24 @@ use crate::routing::{
 };
 use crate::text::quoted;
 
-/// Why a route is left out.
+/// Reason why a route is omitted.
 pub(super) enum RouteRejection {
-    /// gRPC cannot serve it; the warnings say more.
+    /// gRPC does not support the route. A warning was recorded.
     Skipped,
-    /// It is wrong; the problems say more.
+    /// The route is invalid. An error was recorded.
     Invalid,
 }
 
-/// What routes take from what is around them.
+/// Inputs from the enclosing messages of a route.
 pub(super) struct RouteContext<'a> {
-    /// The names of cluster specifier plugins.
+    /// Names of the cluster specifier plugins.
     pub(super) plugins: &'a BTreeSet<&'a str>,
-    /// The virtual host's retry policy.
+    /// Retry policy of the virtual host.
     pub(super) retry: Option<Arc<XdsRetryPolicy>>,
 }
 
-/// The names of the cluster specifier plugins. This client has none, so each must be optional, and routes to it are
-/// skipped.
+/// Returns the names of the cluster specifier plugins. None is supported, so each must be optional, and its
+/// routes are skipped.
 pub(super) fn plugins<'a>(
     messages: &'a [proto::ClusterSpecifierPlugin],
     path: &FieldPath<'_>,
@@ -91,7 +91,7 @@ fn forward(
     }
     let limit = limit(message, path, reader);
     let retry = match &message.retry_policy {
-        // A policy that retries nothing stands against the virtual host's all the same.
+        // A policy without retryable codes also replaces the virtual host's policy.
         Some(policy) => retry::read(policy, &path.field("retry_policy"), reader),
         None => context.retry.clone(),
     };
@@ -181,7 +181,7 @@ fn weighted_clusters(
 }
 
 fn limit(message: &proto::RouteAction, path: &FieldPath<'_>, reader: &mut ResourceReader<'_>) -> StreamLimit {
-    // A31: their clocks start at points that gRPC does not have.
+    // A31: these timeouts start at points that do not exist in gRPC.
     for (name, value) in [("timeout", &message.timeout), ("max_grpc_timeout", &message.max_grpc_timeout)] {
         if value.as_ref().is_some_and(|value| *value != Duration::default()) {
             reader.warn(&path.field(name), "is ignored: gRPC heeds max_stream_duration only (A31)");
@@ -244,8 +244,8 @@ fn rewrite(
     Some(RegexRewrite { pattern, substitution: substitution? })
 }
 
-/// A substitution in RE2's notation (`\1`) as one in the notation of the `regex` crate (`${1}`), for a pattern with so many
-/// groups, the whole included.
+/// Translates a substitution from RE2 syntax (`\1`) to that of the `regex` crate (`${1}`). `groups` is the
+/// number of capture groups, including the whole match.
 fn substitution(text: &str, groups: usize) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     let mut letters = text.chars();

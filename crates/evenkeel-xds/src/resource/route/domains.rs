@@ -1,26 +1,26 @@
-//! Which virtual host an authority belongs to.
+//! Table from authorities to virtual hosts.
 
 use std::collections::BTreeMap;
 
-/// Domains to the indices of virtual hosts. Case does not matter; of two equal domains the first counts.
+/// Indexes of virtual hosts by domain. Case is ignored, and the first of two equal domains is used.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DomainTable {
     exact: BTreeMap<String, usize>,
-    /// What comes after the asterisk.
+    /// Parts after the asterisk.
     suffixes: WildcardDomains,
-    /// What comes before the asterisk.
+    /// Parts before the asterisk.
     prefixes: WildcardDomains,
     any: Option<usize>,
 }
 
-/// Parts of names by their length, so that the longest can be found first.
+/// Wildcard domains by length, so that the longest match is found first.
 type WildcardDomains = BTreeMap<usize, BTreeMap<String, usize>>;
 
-/// Why a domain was not added as it is.
+/// Reason why a domain was not added.
 pub(super) enum DomainError {
-    /// An asterisk in the middle.
+    /// The asterisk is neither first nor last.
     Invalid,
-    /// It was there before.
+    /// The domain was added before.
     Duplicate,
 }
 
@@ -51,8 +51,8 @@ impl DomainTable {
         Ok(())
     }
 
-    /// The host with the best domain: exact, then the longest suffix, then the longest prefix, then any. An asterisk
-    /// stands for at least one character, as in Envoy.
+    /// Returns the host with the best match: exact, then the longest suffix, then the longest prefix, then
+    /// `*`. An asterisk matches at least one character, as in Envoy.
     pub(super) fn find(&self, authority: &str) -> Option<usize> {
         let name = authority.to_ascii_lowercase();
         let shorter = ..name.len();

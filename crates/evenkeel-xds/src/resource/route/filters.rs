@@ -1,4 +1,4 @@
-//! Reading HTTP filters and their overrides (A39).
+//! Parsing of HTTP filters and their overrides (A39).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::routing::{
 };
 use crate::text::quoted;
 
-/// The filters of a listener.
+/// Returns the filter chain of a listener.
 pub(in crate::resource) fn chain(
     messages: &[HttpFilter],
     path: &FieldPath<'_>,
@@ -68,7 +68,7 @@ pub(in crate::resource) fn chain(
     chain.into_iter().map(|(_, instance)| instance).collect()
 }
 
-/// A filter, unless it is unknown; that is a problem if it is not optional.
+/// Returns a filter, or `None` if its type is unknown. That is an error unless the filter is optional.
 fn filter(
     message: &HttpFilter,
     path: &FieldPath<'_>,
@@ -100,7 +100,7 @@ fn report_unsupported(optional: bool, found: &str, path: &FieldPath<'_>, reader:
     }
 }
 
-/// The overrides in the field `typed_per_filter_config` of the message at `path`.
+/// Returns the overrides in the field `typed_per_filter_config` of the message at `path`.
 pub(super) fn overrides(
     messages: &BTreeMap<String, Any>,
     path: &FieldPath<'_>,
@@ -142,11 +142,11 @@ fn override_config(
     None
 }
 
-/// A filter's config by its type.
+/// Config of a filter by its type.
 enum HttpFilterKind {
     Router,
     Fault(Arc<FaultConfig>),
-    /// A type that this client does not know, as a message says it.
+    /// Unknown type, as text for an error.
     Unknown(String),
 }
 

@@ -1,4 +1,4 @@
-//! Reading what routes match.
+//! Parsing of route matches (A28).
 
 use evenkeel_proto::envoy::config::core::v3::RuntimeFractionalPercent;
 use evenkeel_proto::envoy::config::route::v3 as proto;

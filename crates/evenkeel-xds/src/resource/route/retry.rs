@@ -1,4 +1,4 @@
-//! Reading retry policies (A44).
+//! Parsing of retry policies (A44).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::FieldPath;
 use crate::resource::reader::ResourceReader;
 use crate::routing::XdsRetryPolicy;
 
-/// The conditions of gRPC; all others are about HTTP and ignored.
+/// Retry conditions of gRPC. Other conditions concern HTTP and are ignored.
 const CONDITIONS: [(&str, Code); 5] = [
     ("cancelled", Code::Cancelled),
     ("deadline-exceeded", Code::DeadlineExceeded),
@@ -20,16 +20,16 @@ const CONDITIONS: [(&str, Code); 5] = [
     ("unavailable", Code::Unavailable),
 ];
 
-/// gRPC's own limit for attempts (A6).
+/// Maximum number of attempts in gRPC (A6).
 const MAX_ATTEMPTS: u32 = 5;
 
-/// The first back-off where none is given.
+/// Default of the first backoff.
 const DEFAULT_BASE_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Back-offs below this count as this.
+/// Minimum backoff. Shorter values are raised to it.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The policy, if it retries anything.
+/// Returns the policy, if it has a retryable code.
 pub(super) fn read(
     message: &proto::RetryPolicy,
     path: &FieldPath<'_>,
