@@ -1,8 +1,8 @@
 //! Handles that calls hold: [`SendRequest`] of a connection, and the two halves of a stream.
 //!
 //! They only lock the shared state, change it and wake the driver. Frames are read and written by
-//! [`ConnectionDriver`](crate::ConnectionDriver). Dropping a handle is always safe: it resets the stream if that is not
-//! complete.
+//! [`ConnectionDriver`](crate::ConnectionDriver). Dropping a handle is always safe: it resets the stream if
+//! that is not complete. The module `streams` draws the stream states of RFC 9113, section 5.1.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
