@@ -1,12 +1,13 @@
-//! The wire messages that evenkeel speaks, and no others.
+//! Protobuf messages that evenkeel uses on the wire.
 //!
-//! Generated from this crate's own `.proto` files: names, numbers and types are the published ones of Envoy's and
-//! xDS's APIs, of which each message here holds the fields that we read, write, refuse or report as ignored. A field
-//! that is not here is skipped when a message is read, as protobuf does with every unknown field; who must keep
-//! it keeps the bytes. The modules follow the packages. Nothing here decides anything.
+//! The code is generated from this crate's `.proto` files. Names, numbers and types are those of the
+//! published Envoy and xDS APIs. Each message contains the fields that evenkeel reads, writes, rejects or
+//! reports as ignored. Other fields are skipped on decoding, as unknown fields are in protobuf. Code that
+//! must preserve them keeps the encoded bytes. The modules follow the protobuf packages. The crate contains
+//! no logic.
 //!
-//! The generated code is committed. After a change of a `.proto` file run `cargo run -p protogen`; a test there fails
-//! while the two differ, and another compares every message with the published descriptors.
+//! The generated code is committed. After a change of a `.proto` file, run `cargo run -p protogen`. One test
+//! fails while the two differ, and another compares every message with the published descriptors.
 //!
 //! ```
 //! use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
@@ -20,12 +21,12 @@
 //! ```
 
 #![forbid(unsafe_code)]
-// The code below is written by a generator; its contracts are those of the published messages.
+// Generated code: its contracts are those of the published messages.
 #![allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
 
-/// What the messages build on.
+/// Protobuf runtime that the generated messages use.
 pub use prost;
-/// `google.protobuf`: `Any`, `Duration`, `Struct` and their kin.
+/// Messages of `google.protobuf`: `Any`, `Duration`, `Struct` and others.
 pub use prost_types;
 
 include!("generated/mod.rs");
