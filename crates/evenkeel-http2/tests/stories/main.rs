@@ -61,7 +61,7 @@ impl Client {
         self.sender.send(&request)
     }
 
-    /// A request with a body, up to the head of its answer.
+    /// Sends a request with a body and returns the response headers.
     async fn ask(&self, body: impl Into<Bytes>) -> Result<(ResponseHeaders, RecvStream), Error> {
         let headers = HeaderMap::from_iter([(http::header::TE, HeaderValue::from_static("trailers"))]);
         let (mut send, mut recv) = self.send("/shop.Orders/Get", &headers, false)?;
@@ -69,7 +69,7 @@ impl Client {
         Ok((head(&mut recv).await?, recv))
     }
 
-    /// How the connection ended, once it is let go.
+    /// Returns the result of the connection after its handles are dropped.
     async fn end(self) -> Result<(), Error> {
         drop(self.sender);
         within(self.task).await.expect("it does not panic")

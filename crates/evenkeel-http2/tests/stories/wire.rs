@@ -1,4 +1,4 @@
-//! What a server may do, and what it may not.
+//! Valid and invalid frames of a server.
 
 use evenkeel_http2::{Error, Reason};
 use http::HeaderName;
@@ -110,7 +110,7 @@ async fn what_is_wrong_with_a_stream_ends_that_stream() {
             code::PROTOCOL_ERROR,
         ),
     ];
-    // Content that is not as long as the response says.
+    // Content whose length differs from `content-length`.
     let says = |length: &str| headers(all, 1, &[(":status", "200"), ("content-length", length)]);
     let data = |flags, data: &'static str| Frame::new(kind::DATA, flags, 1, data);
     let lengths: &[(&str, &[Frame], u32)] = &[
