@@ -21,7 +21,7 @@ use tonic::service::{InterceptorLayer, Routes};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-/// What a handler does with the recorder that it finds in its request.
+/// Action of a handler with the recorder of its request.
 type Handler = Arc<dyn Fn(CallLoad) -> Result<(), Status> + Send + Sync>;
 
 fn record_nothing() -> Handler {

@@ -141,6 +141,6 @@ async fn a_client_that_goes_is_forgotten() {
     reports.message().await.unwrap().expect("a report at once");
     drop(reports);
     backend.wait_until(|backend| backend.open_connections() == 0).await;
-    // The server goes on.
+    // The server continues to serve.
     client(&backend).unary(EchoRequest::default()).await.unwrap();
 }

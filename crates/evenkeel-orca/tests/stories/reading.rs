@@ -29,7 +29,7 @@ fn entry(number: u8, key: &str, value: f64) -> Vec<u8> {
     [&[number << 3 | 2, entry.len() as u8][..], &entry].concat()
 }
 
-/// What is read of a report that is sound.
+/// Returns the parsed form of a valid report.
 fn sound(report: &OrcaLoadReport) -> OrcaReport {
     OrcaReport::decode(&*report.encode_to_vec()).expect("the same message")
 }

@@ -1,4 +1,4 @@
-//! What can be recorded, and what of it is sent.
+//! Recorded values and the reports that contain them.
 
 use std::collections::BTreeMap;
 
@@ -212,7 +212,7 @@ async fn each_call_has_its_own_recorder() {
     }
 
     fn cost(answer: &Response<impl Sized>) -> Option<f64> {
-        // What does not come again is kept out of HTTP/2's tables.
+        // Values that do not repeat are not added to the HPACK table.
         assert!(answer.headers()[TRAILER].is_sensitive());
         let report = evenkeel_orca::read_trailers(answer.headers()).report?;
         let [a, b] = &report.request_cost[..] else { return None };
