@@ -46,7 +46,7 @@ const CREDENTIALS: &str = "insecure, google_default or tls";
 /// Accepted forms of `server_uri`, as listed in errors.
 const SERVER_ADDRESS: &str = "the address of a control plane: HOST:PORT, dns:///HOST:PORT or unix:/path";
 
-/// Valid bootstrap config.
+/// Bootstrap config, parsed and validated (A27).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bootstrap {
     /// Control planes for names without an authority of their own, in order of preference. There is at least one.
@@ -93,7 +93,7 @@ impl ServerConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ChannelCredentials {
-    /// Plaintext, without TLS.
+    /// Plaintext connection, without TLS.
     Insecure,
     /// TLS with Google's root certificates and the machine's identity (A27).
     GoogleDefault,

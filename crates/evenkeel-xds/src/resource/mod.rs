@@ -42,13 +42,13 @@ pub use security::{
 /// Resource types that the client subscribes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ResourceType {
-    /// `envoy.config.listener.v3.Listener`
+    /// Resource of the message `envoy.config.listener.v3.Listener`.
     Listener,
-    /// `envoy.config.route.v3.RouteConfiguration`
+    /// Resource of the message `envoy.config.route.v3.RouteConfiguration`.
     RouteConfig,
-    /// `envoy.config.cluster.v3.Cluster`
+    /// Resource of the message `envoy.config.cluster.v3.Cluster`.
     Cluster,
-    /// `envoy.config.endpoint.v3.ClusterLoadAssignment`
+    /// Resource of the message `envoy.config.endpoint.v3.ClusterLoadAssignment`.
     Endpoints,
 }
 
