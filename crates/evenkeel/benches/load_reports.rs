@@ -49,6 +49,7 @@ mod callgrind;
 mod generated;
 #[path = "../../../tools/bench/src/common/ours.rs"]
 mod ours;
+#[allow(dead_code, reason = "this bench uses a part of it")]
 #[path = "../../../tools/bench/src/common/process.rs"]
 mod process;
 #[path = "../../../tools/bench/src/common/profile.rs"]
@@ -66,9 +67,8 @@ mod wire;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
-use std::process::{Child, Command, ExitCode};
+use std::process::{Command, ExitCode};
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use crate::allocator::Totals;
 use crate::callgrind::{Callgrind, Cost};
 use crate::generated::EchoClient;
-use crate::process::{Server, parse, runtime, until_stdin_ends};
+use crate::process::{WorkerProcess, exactly, parse_numbers, runtime, until_stdin_ends};
 use crate::profile::{is_valgrind_installed, print_profile};
 use crate::raw_h2::H2;
 use crate::rounds::{CONCURRENCY, RoundRobin, rounds};
@@ -202,14 +202,14 @@ impl BenchClient<'_> {
     fn start(&self, mut command: Command, window: &str) -> Result<Running, Error> {
         match self {
             BenchClient::Server(variant) => {
-                let process = Server::run(command.args(["server", variant, window]))?;
+                let process = WorkerProcess::run(command.args(["server", variant, window]))?;
                 let runtime = runtime()?;
                 let connections = runtime.block_on(connect(&process, variant))?;
                 Ok(Running { process, calls: Calls::Ours(runtime, connections) })
             }
             BenchClient::Client(name, fleet) => {
                 let control = fleet.controls.get(name).ok_or_else(|| format!("unknown variant {name:?}"))?;
-                let process = Server::run(command.arg("client").args(&control.addresses))?;
+                let process = WorkerProcess::run(command.arg("client").args(&control.addresses))?;
                 Ok(Running { process, calls: Calls::Theirs })
             }
         }
@@ -232,7 +232,7 @@ impl BenchClient<'_> {
 
 /// Running process under test.
 struct Running {
-    process: Server,
+    process: WorkerProcess,
     calls: Calls,
 }
 
@@ -250,15 +250,9 @@ impl Running {
         match &self.calls {
             Calls::Ours(runtime, connections) => runtime.block_on(rounds(connections, calls))?,
             Calls::Theirs => {
-                let Child { stdin: Some(stdin), stdout: Some(stdout), .. } = &mut self.process.child else {
-                    return Err("no pipes".into());
-                };
-                writeln!(stdin, "{calls}")?;
-                let mut done = String::new();
-                BufReader::with_capacity(1, stdout).read_line(&mut done)?;
-                if done.trim() != "done" {
-                    let out = self.process.child.stderr.take().map(std::io::read_to_string);
-                    return Err(out.ok_or("no stderr")??.trim().into());
+                let done = self.process.ask(&calls.to_string())?;
+                if done != "done" {
+                    return Err(format!("expected \"done\", found {done:?}").into());
                 }
             }
         }
@@ -267,14 +261,9 @@ impl Running {
     }
 
     /// Ends the process. Returns the number of allocations and the bytes still allocated.
-    fn end(mut self) -> Result<[f64; 2], Error> {
-        let child = &mut self.process.child;
-        drop(child.stdin.take());
-        let printed = std::io::read_to_string(child.stdout.take().ok_or("no stdout")?)?;
-        // Callgrind writes its counts before the process exits.
-        child.wait()?;
-        let (allocations, held) = printed.trim().split_once(' ').ok_or("no totals were printed")?;
-        Ok([allocations.parse()?, held.parse()?])
+    fn end(self) -> Result<[f64; 2], Error> {
+        // Callgrind has written its counts when the process has ended.
+        exactly(parse_numbers(&self.process.finish()?)?, "totals")
     }
 }
 
@@ -297,8 +286,8 @@ fn cpu_time(process: u32) -> Option<f64> {
 }
 
 /// Opens connections to a server, and checks that it reports load as its variant should.
-async fn connect(server: &Server, variant: &str) -> Result<RoundRobin<H2>, Error> {
-    let address = *parse(&[server.addresses.first().ok_or("no address")?])?.first().ok_or("no address")?;
+async fn connect(server: &WorkerProcess, variant: &str) -> Result<RoundRobin<H2>, Error> {
+    let address = server.addresses.first().ok_or("no address")?.parse()?;
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut connection = H2::connect(address).await?;
@@ -319,8 +308,8 @@ fn place(names: &[&str], name: &str) -> Result<usize, Error> {
 
 /// Backends with and without reports, and control planes that select the mode of the channels.
 struct BackendFleet {
-    controls: HashMap<&'static str, Server>,
-    _backends: Vec<Server>,
+    controls: HashMap<&'static str, WorkerProcess>,
+    _backends: Vec<WorkerProcess>,
 }
 
 impl BackendFleet {
@@ -330,11 +319,11 @@ impl BackendFleet {
         for (name, reports, mode) in CLIENTS {
             if !backends.contains_key(reports) {
                 let arguments = ["serve".to_owned(), reports.to_owned(), BACKENDS.to_string()];
-                backends.insert(reports, Server::start(&arguments)?);
+                backends.insert(reports, WorkerProcess::start(&arguments)?);
             }
             let mut arguments = vec!["control".to_owned(), mode.to_owned()];
             arguments.extend(backends[reports].addresses.iter().cloned());
-            controls.insert(name, Server::start(&arguments)?);
+            controls.insert(name, WorkerProcess::start(&arguments)?);
         }
         Ok(BackendFleet { controls, _backends: backends.into_values().collect() })
     }
@@ -540,7 +529,7 @@ fn control(mode: &str, backends: &[&str]) -> Result<(), Error> {
         blackout_period: Some(prost_types::Duration::try_from(NEVER)?),
         ..ClientSideWeightedRoundRobin::default()
     };
-    let backends = parse(backends)?;
+    let backends = backends.iter().map(|address| address.parse()).collect::<Result<Vec<_>, _>>()?;
     runtime()?.block_on(async {
         println!("{}", ours::control_plane(&backends, &[], config).await?);
         until_stdin_ends().await

@@ -13,7 +13,7 @@ mod updates;
 use std::path::PathBuf;
 
 pub(crate) use self::clients::addresses;
-use self::clients::{CLIENTS, Cost, Endpoints, Harness};
+use self::clients::{CLIENTS, Cost, CountHarness, Endpoints};
 use crate::Error;
 use crate::common::profile::{Places, is_valgrind_installed, print_profile};
 use crate::common::rounds::CONCURRENCY;
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     if !is_valgrind_installed() {
         eprintln!("\nVALGRIND IS NOT INSTALLED: INSTRUCTIONS ARE NOT COUNTED, only allocations\n");
     }
-    let harness = Harness::new()?;
+    let harness = CountHarness::new()?;
     let (calls, mut thresholds) = calls(&harness, args)?;
     let (growth, threshold) = growth(&harness, args)?;
     thresholds.extend(threshold);
@@ -108,7 +108,7 @@ fn cell(figure: Option<f64>, digits: usize) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
 }
 
-fn calls(harness: &Harness, args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
+fn calls(harness: &CountHarness, args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
     let endpoints = args.sizes.first().copied().unwrap_or(10);
     let columns = ["client", "instructions", "to hyper", "allocations", "held, B"];
     let mut table = Table::new("A unary call, counted", &columns).note(format!(
@@ -145,7 +145,7 @@ fn calls(harness: &Harness, args: &Args) -> Result<(Table, Vec<ThresholdResult>)
 /// Measures the growth of a call's cost with the number of endpoints: with a constant number of connections,
 /// and with a connection to each. In the latter case fewer responses arrive together, which costs hyper more
 /// than us. Growth beyond hyper's is ours.
-fn growth(harness: &Harness, args: &Args) -> Result<(Table, Option<ThresholdResult>), Error> {
+fn growth(harness: &CountHarness, args: &Args) -> Result<(Table, Option<ThresholdResult>), Error> {
     let columns = ["endpoints", "connections", "hyper", "evenkeel", "growth, %", "allocations"];
     let mut table = Table::new("A unary call by the number of endpoints, counted", &columns).note(
         "Instructions of a call. Where there are fewer connections than endpoints, the others stand by in a second priority. \
@@ -182,7 +182,7 @@ fn growth(harness: &Harness, args: &Args) -> Result<(Table, Option<ThresholdResu
 }
 
 fn profile(client: &str, args: &Args) -> Result<(), Error> {
-    let harness = Harness::new()?;
+    let harness = CountHarness::new()?;
     let endpoints = args.sizes.first().copied().unwrap_or(10);
     let places = harness.places(client, endpoints.into(), args.calls)?;
     print_profile(client, &Places::new(), &places, args.calls as usize);

@@ -19,7 +19,7 @@ use crate::Error;
 use crate::common::allocator::Totals;
 use crate::common::generated::EchoClient;
 use crate::common::ours;
-use crate::common::process::{Server, parse, runtime, until_stdin_ends};
+use crate::common::process::{WorkerProcess, exactly, printed_numbers, runtime, until_stdin_ends};
 use crate::common::raw_h2::H2;
 use crate::common::raw_hyper::Hyper;
 use crate::counts::addresses;
@@ -99,11 +99,11 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
         "{} endpoints, connected and called. evenkeel-idle: known through ring_hash, and one of them connected.",
         args.endpoints
     ));
-    let backends = Server::start(&["counts-worker".to_owned(), "serve".to_owned()])?;
+    let backends = WorkerProcess::start(["counts-worker", "serve"])?;
     let mut thresholds = Vec::new();
     for client in Client::ALL {
         let each = |total: i64| total as f64 / f64::from(args.endpoints);
-        let Cost { held, resident, allocations } = measure(client, port(&backends)?, args.endpoints)?;
+        let Cost { held, resident, allocations } = measure(client, backends.port()?, args.endpoints)?;
         let heap = each(held) / 1024.0;
         if client == Client::Evenkeel {
             thresholds.push(ThresholdResult::figure(
@@ -143,11 +143,6 @@ fn resident(status: &str) -> i64 {
     line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
 }
 
-fn port(server: &Server) -> Result<u16, Error> {
-    let address = server.addresses.first().ok_or("a server printed no address")?;
-    Ok(parse(&[address])?.first().ok_or("a server printed no address")?.port())
-}
-
 fn measure(client: Client, backends: u16, endpoints: u16) -> Result<Cost, Error> {
     // Dropped at the end of this function.
     let control;
@@ -155,22 +150,15 @@ fn measure(client: Client, backends: u16, endpoints: u16) -> Result<Cost, Error>
     let at = match client.policy() {
         Some(policy) => {
             let arguments = ["memory-worker", "control", policy, &numbers[0], &numbers[1]];
-            control = Server::start(&arguments.map(str::to_owned))?;
-            port(&control)?
+            control = WorkerProcess::start(arguments)?;
+            control.port()?
         }
         None => backends,
     };
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["memory-worker", "client", client.name(), &at.to_string(), &numbers[1]]);
-    let out = command.output()?;
-    if !out.status.success() {
-        return Err(format!("{}: {}", client.name(), String::from_utf8_lossy(&out.stderr).trim()).into());
-    }
-    let printed = String::from_utf8(out.stdout)?;
-    let totals: Vec<i64> = printed.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-    let [held, resident, allocations] = totals[..] else {
-        return Err(format!("{}: expected three totals, found {printed:?}", client.name()).into());
-    };
+    let [held, resident, allocations] =
+        exactly(printed_numbers(&mut command, client.name())?, client.name())?;
     Ok(Cost { held, resident, allocations })
 }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::harness::{Harness, POLICIES, Picks, Policy, Tree};
+pub(crate) use self::harness::{POLICIES, PickHarness, Picks, Policy, Tree};
 pub(crate) use self::rebuild::one_replaced;
 use crate::Error;
 use crate::common::allocator::Totals;
@@ -87,7 +87,7 @@ fn picks(tree: Tree, args: &Args) -> Result<(Table, PickThresholds), Error> {
     let mut thresholds = PickThresholds::default();
     for policy in POLICIES {
         for &n in &args.sizes {
-            let mut harness = Harness::new(policy, tree, n, 2 * args.picks)?;
+            let mut harness = PickHarness::new(policy, tree, n, 2 * args.picks)?;
             let [one, two] = [1, 2].map(|threads| timed(&mut harness, threads, args));
             let (one, two) = (one?, two?);
             let allocations = allocations(&mut harness, args.picks)?;
@@ -120,7 +120,7 @@ struct Figure {
 }
 
 /// Times picks alone. Their calls end while the clock is stopped.
-fn alone(harness: &mut Harness, args: &Args) -> Result<Figure, Error> {
+fn alone(harness: &mut PickHarness, args: &Args) -> Result<Figure, Error> {
     let counter = Padded(AtomicU64::new(0));
     let (mut times, mut ratios) = (Vec::new(), Vec::new());
     let mut held = Vec::with_capacity(HELD as usize);
@@ -150,7 +150,7 @@ fn alone(harness: &mut Harness, args: &Args) -> Result<Figure, Error> {
 /// of the clock.
 const HELD: u64 = 64;
 
-fn timed(harness: &mut Harness, threads: u64, args: &Args) -> Result<Figure, Error> {
+fn timed(harness: &mut PickHarness, threads: u64, args: &Args) -> Result<Figure, Error> {
     let counter = Padded(AtomicU64::new(0));
     let (mut times, mut ratios) = (Vec::new(), Vec::new());
     // The first round is not counted: schedules only learn their usage.
@@ -174,7 +174,7 @@ impl Figure {
     }
 }
 
-fn allocations(harness: &mut Harness, picks: u64) -> Result<f64, Error> {
+fn allocations(harness: &mut PickHarness, picks: u64) -> Result<f64, Error> {
     harness.a_second_later();
     let picker = harness.picker();
     let (before, _) = Totals::now();

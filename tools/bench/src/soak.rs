@@ -6,9 +6,8 @@
 //! short soak among the tests. No call fails outside the windows with a killed backend, and descriptors,
 //! tasks and threads return to their initial numbers. A long run also limits the growth of resident memory.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::BufRead as _;
 use std::net::SocketAddr;
-use std::process::{ChildStdin, ChildStdout};
 use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel};
@@ -21,7 +20,7 @@ use tokio::time::{Instant, interval};
 use tonic::{Request, Status};
 
 use crate::Error;
-use crate::common::process::{Server, runtime};
+use crate::common::process::{WorkerProcess, runtime};
 use crate::table::Table;
 use crate::thresholds::Measured;
 
@@ -100,36 +99,10 @@ pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
     Ok(())
 }
 
-/// Second process, as the client controls it.
-struct SoakServers {
-    /// The process ends when this closes. It is dropped first, because `server` waits for the exit of the
-    /// process.
-    orders: ChildStdin,
-    replies: BufReader<ChildStdout>,
-    server: Server,
-}
-
-impl SoakServers {
-    fn start(backends: u32) -> Result<SoakServers, Error> {
-        let mut server = Server::start(&["soak-worker".to_owned(), backends.to_string()])?;
-        let orders = server.child.stdin.take().ok_or("no stdin")?;
-        let replies = BufReader::new(server.child.stdout.take().ok_or("no stdout")?);
-        Ok(SoakServers { orders, replies, server })
-    }
-
-    fn control(&self) -> Result<&str, Error> {
-        Ok(self.server.addresses.first().ok_or("the control plane printed no address")?)
-    }
-
-    /// Sends one command and waits for its completion.
-    fn order(&mut self, order: &str, backend: u32) -> Result<(), Error> {
-        block_in_place(|| {
-            writeln!(self.orders, "{order} {backend}")?;
-            let mut reply = String::new();
-            self.replies.read_line(&mut reply)?;
-            if reply.trim() == "done" { Ok(()) } else { Err(format!("{order}: the servers are gone").into()) }
-        })
-    }
+/// Sends one command and waits for its completion.
+fn order(servers: &mut WorkerProcess, order: &str, backend: u32) -> Result<(), Error> {
+    let reply = block_in_place(|| servers.ask(&format!("{order} {backend}")))?;
+    if reply == "done" { Ok(()) } else { Err(format!("{order}: expected \"done\", found {reply:?}").into()) }
 }
 
 /// Figures of a soak.
@@ -160,11 +133,11 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
 }
 
 async fn soak(args: &Args) -> Result<SoakResult, Error> {
-    let mut servers = SoakServers::start(args.backends)?;
+    let mut servers = WorkerProcess::start(["soak-worker", &args.backends.to_string()])?;
     let before = ProcessUsage::now()?;
     let bootstrap = format!(
         r#"{{"xds_servers": [{{"server_uri": "{}", "channel_creds": [{{"type": "insecure"}}]}}], "node": {{"id": "soak"}}}}"#,
-        servers.control()?
+        servers.addresses.first().ok_or("the control plane printed no address")?
     );
     let channel = Channel::builder("xds:///soak").bootstrap(Bootstrap::from_json(&bootstrap)?).build()?;
     call(channel.clone()).await.map_err(|status| format!("the first call failed: {status}"))?;
@@ -182,19 +155,19 @@ async fn soak(args: &Args) -> Result<SoakResult, Error> {
     for second in 1..=args.seconds {
         seconds.tick().await;
         let left_out = second % args.backends;
-        servers.order("leave-out", left_out)?;
+        order(&mut servers, "leave-out", left_out)?;
         if second % args.kill_every == 0 {
             let victim = (left_out + 1) % args.backends;
             let begun = Instant::now();
-            servers.order("kill", victim)?;
+            order(&mut servers, "kill", victim)?;
             if !load.further(0).await {
                 return Err("calls do not end after a backend was killed".into());
             }
             windows.push(KillWindow { begun, ended: Instant::now() });
-            servers.order("restart", victim)?;
+            order(&mut servers, "restart", victim)?;
         }
         if second % args.restart_every == 0 {
-            servers.order("restart-control", 0)?;
+            order(&mut servers, "restart-control", 0)?;
         }
         let resident = resident_bytes()? as f64 / f64::from(1 << 20);
         if second > warm_up {

@@ -1,29 +1,25 @@
 //! Environment of the clients: backends and a control plane as processes, and one client process at a time.
 
 use std::fmt;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::Stdio;
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::Command;
-use tokio::time::timeout;
 
 use crate::Error;
 use crate::calls::bench_clients::{BenchClient, Program, Target};
 use crate::calls::clients::Kind;
 use crate::calls::peers::{Peers, bootstrap};
 use crate::calls::scenario::Payload;
-use crate::common::process::Server;
+use crate::common::process::WorkerProcess;
 
 /// Maximum time of a client for start, connect and exit, beyond its task.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Backends, and a control plane that serves every policy over them.
-pub(crate) struct Harness {
-    backends: Server,
-    control: Server,
+/// Backends and a control plane that serves every policy over them.
+pub(crate) struct CallHarness {
+    backends: WorkerProcess,
+    control: WorkerProcess,
 }
 
 /// Task of a client.
@@ -53,17 +49,16 @@ pub(crate) struct Figures {
     pub(crate) p999: f64,
 }
 
-impl Harness {
-    pub(crate) fn start(backends: usize) -> Result<Harness, Error> {
-        let backends = Server::start(&["backends".to_owned(), backends.to_string()])?;
-        let mut arguments = vec!["control".to_owned()];
-        arguments.extend(backends.addresses.iter().cloned());
-        let control = Server::start(&arguments)?;
-        Ok(Harness { backends, control })
+impl CallHarness {
+    pub(crate) fn start(backends: usize) -> Result<CallHarness, Error> {
+        let backends = WorkerProcess::start(["backends", &backends.to_string()])?;
+        let addresses = backends.addresses.iter().map(String::as_str);
+        let control = WorkerProcess::start(["control"].into_iter().chain(addresses))?;
+        Ok(CallHarness { backends, control })
     }
 
     /// Runs one client to completion. Returns its figures and the number of measured calls of each backend.
-    pub(crate) async fn run(
+    pub(crate) fn run(
         &mut self,
         client: &BenchClient,
         task: Task,
@@ -75,19 +70,8 @@ impl Harness {
             Span::Calls(calls) => Duration::from_millis(calls),
         };
         let mut command = self.command(client, task, peers)?;
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| format!("{}: {error}", client.name))?;
         let limit = task.warm_up + span + GRACE;
-        match timeout(limit, self.attend(&mut child)).await {
-            Ok(Ok(done)) => Ok(done),
-            Ok(Err(error)) => Err(format!("{}: {error}", client.name).into()),
-            Err(_) => Err(format!("{}: not done after {} s", client.name, limit.as_secs()).into()),
-        }
+        self.attend(&mut command, limit).map_err(|error| format!("{}: {error}", client.name).into())
     }
 
     fn command(&self, client: &BenchClient, task: Task, peers: &Peers) -> Result<Command, Error> {
@@ -124,34 +108,17 @@ impl Harness {
     }
 
     /// Drives a client from its `ready` to its figures.
-    async fn attend(&mut self, child: &mut tokio::process::Child) -> Result<(Figures, Vec<u64>), Error> {
-        let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err("no pipes".into());
-        };
-        let mut lines = tokio::io::BufReader::new(stdout).lines();
-        if lines.next_line().await?.as_deref() != Some("ready") {
-            return Err(complaint(child).await);
+    fn attend(&mut self, command: &mut Command, limit: Duration) -> Result<(Figures, Vec<u64>), Error> {
+        let mut client = WorkerProcess::run_within(command, limit)?;
+        if client.addresses != ["ready"] {
+            return Err(format!("expected \"ready\", found {:?}", client.addresses.join(" ")).into());
         }
-        let before = self.counts()?;
-        stdin.write_all(b"go\n").await?;
-        let Some(line) = lines.next_line().await? else { return Err(complaint(child).await) };
-        let figures = Figures::parse(&line)?;
-        let after = self.counts()?;
-        child.wait().await?;
+        // A line makes the backends print their counts.
+        let before = self.backends.list("")?;
+        let figures = Figures::parse(&client.ask_within("go", limit)?)?;
+        let after = self.backends.list("")?;
+        client.finish()?;
         Ok((figures, after.iter().zip(&before).map(|(after, before)| after - before).collect()))
-    }
-
-    /// Returns the number of calls of each backend.
-    fn counts(&mut self) -> Result<Vec<u64>, Error> {
-        let child = &mut self.backends.child;
-        let (Some(stdin), Some(stdout)) = (&mut child.stdin, &mut child.stdout) else {
-            return Err("no pipes".into());
-        };
-        writeln!(stdin)?;
-        let mut line = String::new();
-        // Byte by byte: a larger buffer would read ahead and lose data.
-        BufReader::with_capacity(1, stdout).read_line(&mut line)?;
-        Ok(line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
     }
 }
 
@@ -163,19 +130,6 @@ fn name(kind: Kind) -> &'static str {
         Kind::Tonic => "tonic",
         Kind::TonicBalance => "tonic-balance",
         Kind::Evenkeel => "evenkeel",
-    }
-}
-
-/// Returns the error of a client that ended early.
-async fn complaint(child: &mut tokio::process::Child) -> Error {
-    let mut said = String::new();
-    if let Some(stderr) = &mut child.stderr {
-        // A partial read is still useful.
-        let _ = stderr.read_to_string(&mut said).await;
-    }
-    match said.trim() {
-        "" => "ended without figures".into(),
-        said => said.into(),
     }
 }
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::calls::bench_clients::BenchClient;
-use crate::calls::harness::{Harness, Span, Task};
+use crate::calls::harness::{CallHarness, Span, Task};
 use crate::calls::peers::Peers;
 use crate::calls::results::Results;
 use crate::calls::scenario::{Payload, Scenario, chosen};
@@ -108,25 +108,21 @@ impl Process {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
-    runtime()?.block_on(measure(args))
-}
-
-async fn measure(args: &Args) -> Result<Measured, Error> {
     let chosen = chosen(args);
     let clients = chosen.iter().flat_map(|(_, clients)| clients.iter().copied());
-    let peers = Peers::install(clients).await;
+    let peers = runtime()?.block_on(Peers::install(clients));
     let mut harnesses = BTreeMap::new();
     let mut results = Vec::new();
     for (scenario, clients) in &chosen {
         let harness = match harnesses.entry(scenario.backends) {
             std::collections::btree_map::Entry::Occupied(harness) => harness.into_mut(),
             std::collections::btree_map::Entry::Vacant(place) => {
-                place.insert(Harness::start(scenario.backends)?)
+                place.insert(CallHarness::start(scenario.backends)?)
             }
         };
-        results.push(rounds(*scenario, clients, args, &peers, harness).await);
+        results.push(rounds(*scenario, clients, args, &peers, harness));
     }
-    let shares = shares::measure(&chosen, args, &peers).await?;
+    let shares = shares::measure(&chosen, args, &peers)?;
     let mut tables: Vec<Table> = results.iter().map(Results::table).collect();
     tables.extend(shares.table());
     Ok(Measured {
@@ -137,12 +133,12 @@ async fn measure(args: &Args) -> Result<Measured, Error> {
 }
 
 /// Runs every client of a scenario in every round.
-async fn rounds(
+fn rounds(
     scenario: Scenario,
     clients: &[BenchClient],
     args: &Args,
     peers: &Peers,
-    harness: &mut Harness,
+    harness: &mut CallHarness,
 ) -> Results {
     let mut results = Results::new(scenario, clients, args.threads.get(), peers.left_out(clients));
     let clients: Vec<BenchClient> = clients.iter().filter(|client| peers.have(client)).copied().collect();
@@ -157,7 +153,7 @@ async fn rounds(
         eprintln!("{scenario}: round {} of {}", round + 1, args.rounds);
         for turn in 0..clients.len() {
             let client = clients[(round + turn) % clients.len()];
-            match harness.run(&client, task, peers).await {
+            match harness.run(&client, task, peers) {
                 Ok((figures, _)) => results.add(round, client, figures),
                 Err(error) => {
                     eprintln!("\n{error}\n");

@@ -6,7 +6,7 @@ use crate::Error;
 use crate::calls::Args;
 use crate::calls::bench_clients::{BenchClient, EVENKEEL_EDF, GRPC_GO, TONIC_XDS};
 use crate::calls::control::GREATEST_WEIGHT;
-use crate::calls::harness::{Harness, Span, Task};
+use crate::calls::harness::{CallHarness, Span, Task};
 use crate::calls::peers::Peers;
 use crate::calls::scenario::{BASE, Scenario};
 use crate::calls::warm_up;
@@ -48,7 +48,7 @@ impl Shares {
 }
 
 /// Measures the clients that take weights from a control plane.
-pub(crate) async fn measure(
+pub(crate) fn measure(
     chosen: &[(Scenario, Vec<BenchClient>)],
     args: &Args,
     peers: &Peers,
@@ -60,7 +60,7 @@ pub(crate) async fn measure(
     if clients.is_empty() {
         return Ok(Shares { rows });
     }
-    let mut harness = Harness::start(GREATEST_WEIGHT as usize)?;
+    let mut harness = CallHarness::start(GREATEST_WEIGHT as usize)?;
     let task = Task {
         payload: BASE.payload,
         concurrency: BASE.concurrency,
@@ -70,7 +70,7 @@ pub(crate) async fn measure(
     };
     for client in clients {
         eprintln!("share of calls by weight: {}", client.name);
-        let error = match harness.run(&client.with_target("edf"), task, peers).await {
+        let error = match harness.run(&client.with_target("edf"), task, peers) {
             Ok((_, counts)) => largest_error(&counts),
             Err(error) => Err(error.to_string()),
         };

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::profile::{Places, by_place};
+use super::profile::{Places, by_place, counted, total};
 use crate::Error;
 
 /// Folder for callgrind's files of one run at a time.
@@ -18,11 +18,7 @@ impl Callgrind {
 
     /// Returns a command that runs this program under callgrind.
     pub(crate) fn command(&self) -> Result<Command, Error> {
-        let mut valgrind = Command::new("valgrind");
-        valgrind.arg("-q").arg("--tool=callgrind");
-        valgrind.arg(format!("--callgrind-out-file={}", self.counts().display()));
-        valgrind.arg(std::env::current_exe()?);
-        Ok(valgrind)
+        counted(&self.counts(), &[])
     }
 
     fn counts(&self) -> PathBuf {
@@ -31,9 +27,7 @@ impl Callgrind {
 
     /// Returns the instructions of the last run, of all threads.
     pub(crate) fn instructions(&self) -> Result<f64, Error> {
-        let counts = std::fs::read_to_string(self.counts())?;
-        let total = counts.lines().find_map(|line| line.strip_prefix("totals: "));
-        Ok(total.ok_or("callgrind wrote no totals")?.trim().parse()?)
+        total(&std::fs::read_to_string(self.counts())?)
     }
 
     /// Returns the instructions of the last run by file and function.

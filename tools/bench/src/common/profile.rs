@@ -14,6 +14,21 @@ pub(crate) fn is_valgrind_installed() -> bool {
     Command::new("valgrind").arg("--version").output().is_ok_and(|out| out.status.success())
 }
 
+/// Returns the command that runs this program under callgrind, with further options of callgrind.
+pub(crate) fn counted(file: &Path, options: &[&str]) -> Result<Command, Error> {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["-q", "--tool=callgrind"]).args(options);
+    valgrind.arg(format!("--callgrind-out-file={}", file.display()));
+    valgrind.arg(std::env::current_exe()?);
+    Ok(valgrind)
+}
+
+/// Returns the total of one of callgrind's files.
+pub(crate) fn total(counts: &str) -> Result<f64, Error> {
+    let total = counts.lines().find_map(|line| line.strip_prefix("totals: "));
+    Ok(total.ok_or("callgrind wrote no totals")?.trim().parse()?)
+}
+
 /// Returns the instructions of a callgrind file by file and function, as `callgrind_annotate` reports them.
 pub(crate) fn by_place(counts: &Path) -> Result<Places, Error> {
     let out = Command::new("callgrind_annotate")

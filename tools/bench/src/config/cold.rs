@@ -3,18 +3,18 @@
 //! tonic-xds is measured too if its client program is installed (by `evenkeel bench calls`). It prints its
 //! figures after its only counted call. Its warm-up has zero duration, in which it may make one more call.
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use evenkeel::XdsVariant;
 
 use super::backends::PAYLOAD;
-use super::harness::{FIRST, Harness, Shape, client, resources};
+use super::harness::{ConfigHarness, FIRST, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms, now};
 use crate::Error;
 use crate::calls::bench_clients::TONIC_XDS;
 use crate::calls::peers::{bootstrap, out_folder};
+use crate::common::process::WorkerProcess;
 use crate::spread::Spread;
 use crate::table::Table;
 use crate::thresholds::{Threshold, ThresholdResult};
@@ -32,7 +32,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error>
     let mut thresholds = Vec::new();
     for &size in &args.sizes {
         let count = affordable(size, 1)?;
-        let mut harness = Harness::new()?;
+        let mut harness = ConfigHarness::new()?;
         harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST, count)?));
         let mut ours = [const { [const { Vec::new() }; 2] }; 2];
         let mut theirs = Vec::new();
@@ -72,14 +72,14 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error>
     Ok((table, thresholds))
 }
 
-fn start(harness: &Harness, variant: XdsVariant, count: usize) -> Result<[f64; 2], Error> {
+fn start(harness: &ConfigHarness, variant: XdsVariant, count: usize) -> Result<[f64; 2], Error> {
     let began = now();
     let (mut client, first) = client(harness.control().address(), variant, None)?;
     let [all] = client.numbers(&format!("connected {count}"))?;
     Ok([ms(began, first), ms(began, all)])
 }
 
-fn start_peer(harness: &Harness, client: &Path) -> Result<f64, Error> {
+fn start_peer(harness: &ConfigHarness, client: &Path) -> Result<f64, Error> {
     let size = PAYLOAD.to_string();
     let mut command = Command::new(client);
     command.args(["--target", "xds:///bench", "--size", &size, "--messages", "0", "--concurrency", "1"]);
@@ -87,16 +87,10 @@ fn start_peer(harness: &Harness, client: &Path) -> Result<f64, Error> {
     let bootstrap = bootstrap(TONIC_XDS.program, harness.control().address());
     command.env_remove("GRPC_XDS_BOOTSTRAP").env("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap);
     let began = now();
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    // The client waits for a line before the counted calls.
-    writeln!(child.stdin.as_mut().ok_or("no stdin")?)?;
-    let mut lines = BufReader::new(child.stdout.take().ok_or("no stdout")?).lines();
-    let figures = lines.find(|line| line.as_ref().map_or(true, |line| line.starts_with('{')));
+    // It prints a line when it is ready, and waits for one before the calls that count.
+    let mut client = WorkerProcess::run(&mut command).map_err(|error| format!("tonic-xds: {error}"))?;
+    client.ask("go").map_err(|error| format!("tonic-xds: {error}"))?;
     let answered = now();
-    if figures.is_none() {
-        let out = child.wait_with_output()?;
-        return Err(format!("tonic-xds: {}", String::from_utf8_lossy(&out.stderr).trim()).into());
-    }
-    child.wait()?;
+    client.finish()?;
     Ok(ms(began, answered))
 }

@@ -1,10 +1,7 @@
 //! Environment of update measurements: a control plane here, backends and a client as processes, and their
 //! command pipes.
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr};
-use std::process::{ChildStdin, Command};
-use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use evenkeel::XdsVariant;
@@ -17,7 +14,7 @@ use tokio::time::timeout;
 
 use super::now;
 use crate::Error;
-use crate::common::process::{Server, parse};
+use crate::common::process::WorkerProcess;
 
 /// Maximum wait for any step.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -38,25 +35,25 @@ pub(crate) enum Shape {
     ClustersOfTen { routed: usize },
 }
 
-pub(super) struct Harness {
+pub(super) struct ConfigHarness {
     runtime: Runtime,
     control: ControlPlane,
-    backends: Process,
+    backends: WorkerProcess,
     port: u16,
 }
 
-impl Harness {
-    pub(super) fn new() -> Result<Harness, Error> {
+impl ConfigHarness {
+    pub(super) fn new() -> Result<ConfigHarness, Error> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let control = runtime.block_on(ControlPlane::builder().serve())?;
         let (backends, port) = backends()?;
-        Ok(Harness { runtime, control, backends, port })
+        Ok(ConfigHarness { runtime, control, backends, port })
     }
 
     /// Starts other backends and stops the previous ones, which keep running during `change`.
     pub(super) fn replace_backends(
         &mut self,
-        change: impl FnOnce(&mut Harness) -> Result<(), Error>,
+        change: impl FnOnce(&mut ConfigHarness) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let (next, port) = backends()?;
         let old = std::mem::replace(&mut self.backends, next);
@@ -134,7 +131,7 @@ pub(super) fn client(
     control: SocketAddr,
     variant: XdsVariant,
     every: Option<u64>,
-) -> Result<(Process, u64), Error> {
+) -> Result<(WorkerProcess, u64), Error> {
     client_with(control, variant, every, &[])
 }
 
@@ -144,7 +141,7 @@ pub(super) fn client_with(
     variant: XdsVariant,
     every: Option<u64>,
     more: &[&str],
-) -> Result<(Process, u64), Error> {
+) -> Result<(WorkerProcess, u64), Error> {
     let control = control.to_string();
     let mut arguments = vec!["config-worker", "client", &control];
     if variant == XdsVariant::Delta {
@@ -153,13 +150,14 @@ pub(super) fn client_with(
     let every = every.map(|every| format!("--every={every}"));
     arguments.extend(every.as_deref());
     arguments.extend(more);
-    let (client, first) = Process::start(&arguments)?;
-    Ok((client, first.parse()?))
+    let client = WorkerProcess::start(&arguments)?;
+    let first = client.addresses.first().ok_or("the client printed no time")?.parse()?;
+    Ok((client, first))
 }
 
-fn backends() -> Result<(Process, u16), Error> {
-    let (backends, address) = Process::start(&["config-worker", "serve"])?;
-    let port = parse(&[&address])?.first().ok_or("the backends printed no address")?.port();
+fn backends() -> Result<(WorkerProcess, u16), Error> {
+    let backends = WorkerProcess::start(["config-worker", "serve"])?;
+    let port = backends.port()?;
     Ok((backends, port))
 }
 
@@ -199,74 +197,6 @@ pub(super) fn resources_with(shape: Shape, endpoints: &[SocketAddr], policy: &Cl
         }
     };
     mesh.resources()
-}
-
-/// Process of this program with a line-based command interface. It ends when this is dropped.
-pub(super) struct Process {
-    stdin: Option<ChildStdin>,
-    lines: Receiver<String>,
-    server: Server,
-}
-
-impl Process {
-    /// Starts the process and returns its first line.
-    pub(super) fn start(arguments: &[&str]) -> Result<(Process, String), Error> {
-        let mut server = Server::run(Command::new(std::env::current_exe()?).args(arguments))?;
-        let first = server.addresses.join(" ");
-        let stdin = server.child.stdin.take();
-        let stdout = server.child.stdout.take().ok_or("no stdout")?;
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        Ok((Process { stdin, lines, server }, first))
-    }
-
-    pub(super) fn ask(&mut self, command: &str) -> Result<String, Error> {
-        let Some(stdin) = &mut self.stdin else { return Err("no stdin".into()) };
-        writeln!(stdin, "{command}").map_err(|_| self.lost(command))?;
-        // The process has limits of its own, with better error messages.
-        self.lines.recv_timeout(2 * LIMIT).map_err(|_| self.lost(command))
-    }
-
-    /// Sends a command and returns the numbers of the result.
-    pub(super) fn numbers<const N: usize>(&mut self, command: &str) -> Result<[u64; N], Error> {
-        let numbers = self.list(command)?;
-        let found = numbers.len();
-        numbers.try_into().map_err(|_| format!("expected {N} numbers for {command:?}, found {found}").into())
-    }
-
-    /// Sends a command and returns all numbers of the result.
-    pub(super) fn list(&mut self, command: &str) -> Result<Vec<u64>, Error> {
-        let answer = self.ask(command)?;
-        Ok(answer.split(' ').map(str::parse).collect::<Result<_, _>>()?)
-    }
-
-    /// Returns the last error of a process that has ended.
-    fn lost(&mut self, command: &str) -> Error {
-        drop(self.stdin.take());
-        let is_gone = matches!(self.server.child.try_wait(), Ok(Some(_)));
-        let said = self.server.child.stderr.take().filter(|_| is_gone).map(std::io::read_to_string);
-        match said {
-            Some(Ok(said)) => {
-                format!("a process that was to answer {command:?} has ended: {}", said.trim()).into()
-            }
-            _ => format!("a process did not answer {command:?}").into(),
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop(self.stdin.take());
-        // It may still make calls. Waiting for its exit closes all its connections.
-        let _ = self.server.child.kill();
-        let _ = self.server.child.wait();
-    }
 }
 
 #[cfg(test)]

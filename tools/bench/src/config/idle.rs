@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::harness::{FIRST, Harness, Shape, client, resources};
+use super::harness::{ConfigHarness, FIRST, Shape, client, resources};
 use super::{Args, VARIANTS, affordable};
 use crate::Error;
 use crate::table::Table;
@@ -19,7 +19,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
     for (name, variant) in VARIANTS {
         for &size in &args.sizes {
             let count = affordable(size, 2)?;
-            let mut harness = Harness::new()?;
+            let mut harness = ConfigHarness::new()?;
             harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST, count)?));
             let (mut client, _) = client(harness.control().address(), variant, None)?;
             client.ask(&format!("connected {count}"))?;

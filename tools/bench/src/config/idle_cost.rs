@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use evenkeel::XdsVariant;
 
-use super::harness::{FIRST, Harness, Shape, TEN, client_with, resources_with};
+use super::harness::{ConfigHarness, FIRST, Shape, TEN, client_with, resources_with};
 use super::{Args, ms, now};
 use crate::Error;
 use crate::table::Table;
@@ -24,7 +24,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error>
     ));
     let mut thresholds = Vec::new();
     for policy in ["round_robin", "weighted_round_robin"] {
-        let mut harness = Harness::new()?;
+        let mut harness = ConfigHarness::new()?;
         harness.send(resources_with(Shape::OneCluster, &harness.endpoints(FIRST, TEN)?, &policy.into()));
         let channels = format!("--channels={}", args.channels);
         let address = harness.control().address();

@@ -12,7 +12,7 @@ use evenkeel_control::ClusterPolicy;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use serde_json::json;
 
-use super::harness::{FIRST, Harness, Shape, TEN, client, resources, resources_with};
+use super::harness::{ConfigHarness, FIRST, Shape, TEN, client, resources, resources_with};
 use super::relay::Relay;
 use super::{Args, affordable};
 use crate::Error;
@@ -137,7 +137,7 @@ struct Cost {
 
 fn changes(row: Row, changes: u32) -> Result<Cost, Error> {
     let Row { shape, count, there, replaced } = row;
-    let mut harness = Harness::new()?;
+    let mut harness = ConfigHarness::new()?;
     let mut endpoints = harness.endpoints(FIRST, there)?;
     harness.send(resources(shape, &endpoints));
     let relay = harness.runtime().block_on(Relay::start(harness.control().address()))?;

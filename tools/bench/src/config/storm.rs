@@ -11,9 +11,10 @@ use std::time::Duration;
 use evenkeel::XdsVariant;
 
 use super::client::WINDOW_NANOS;
-use super::harness::{FIRST, Harness, Process, Shape, client_with, resources};
+use super::harness::{ConfigHarness, FIRST, Shape, client_with, resources};
 use super::{Args, affordable, ms, now};
 use crate::Error;
+use crate::common::process::WorkerProcess;
 use crate::table::Table;
 use crate::thresholds::{Threshold, ThresholdResult};
 
@@ -102,7 +103,7 @@ struct Window {
 }
 
 fn replace(count: usize) -> Result<Storm, Error> {
-    let mut harness = Harness::new()?;
+    let mut harness = ConfigHarness::new()?;
     harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST, count)?));
     let mut client = start_client(&harness)?;
     harness.accepted_in_all(count as u64)?;
@@ -137,7 +138,7 @@ fn replace(count: usize) -> Result<Storm, Error> {
 }
 
 fn start(count: usize) -> Result<Storm, Error> {
-    let mut harness = Harness::new()?;
+    let mut harness = ConfigHarness::new()?;
     harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST, count)?));
     let started = now();
     let mut client = start_client(&harness)?;
@@ -166,7 +167,7 @@ fn start(count: usize) -> Result<Storm, Error> {
 
 impl Storm {
     fn new(
-        client: &mut Process,
+        client: &mut WorkerProcess,
         windows: &[RawWindow],
         began: u64,
         calm: f64,
@@ -195,7 +196,7 @@ struct Totals {
 }
 
 impl Totals {
-    fn of(client: &mut Process) -> Result<Totals, Error> {
+    fn of(client: &mut WorkerProcess) -> Result<Totals, Error> {
         let [schedules] = client.numbers("weighed")?;
         let [cpu] = client.numbers("cpu")?;
         Ok(Totals { schedules, cpu })
@@ -207,7 +208,7 @@ impl Totals {
     }
 }
 
-fn start_client(harness: &Harness) -> Result<Process, Error> {
+fn start_client(harness: &ConfigHarness) -> Result<WorkerProcess, Error> {
     let address = harness.control().address();
     let (client, _) = client_with(address, XdsVariant::StateOfTheWorld, Some(0), &["--workers=1"])?;
     Ok(client)
@@ -227,7 +228,7 @@ impl RawWindow {
     }
 }
 
-fn windows(client: &mut Process) -> Result<Vec<RawWindow>, Error> {
+fn windows(client: &mut WorkerProcess) -> Result<Vec<RawWindow>, Error> {
     let numbers = client.list("windows")?;
     let (start, figures) = numbers.split_first().ok_or("the client reported no windows")?;
     let (figures, _) = figures.as_chunks::<3>();

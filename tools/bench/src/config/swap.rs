@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use evenkeel::XdsVariant;
 
-use super::harness::{FIRST, Harness, Shape, client, resources};
+use super::harness::{ConfigHarness, FIRST, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms};
 use crate::Error;
 use crate::spread::Spread;
@@ -99,7 +99,7 @@ impl Figures {
 }
 
 fn swaps(variant: XdsVariant, count: usize, every: u64, swaps: u32) -> Result<Figures, Error> {
-    let mut harness = Harness::new()?;
+    let mut harness = ConfigHarness::new()?;
     harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST, count)?));
     let (mut client, _) = client(harness.control().address(), variant, Some(every))?;
     client.ask(&format!("connected {count}"))?;

@@ -16,7 +16,6 @@
 //! | `evenkeel` | generated client over our channel: xDS, weighted_round_robin |
 
 use std::net::SocketAddr;
-use std::process::Command;
 
 use evenkeel_proto::envoy::extensions::load_balancing_policies::client_side_weighted_round_robin::v3::ClientSideWeightedRoundRobin;
 use tonic::transport::{Channel, Endpoint};
@@ -26,7 +25,7 @@ use crate::Error;
 use crate::common::allocator::Totals;
 use crate::common::generated::EchoClient;
 use crate::common::no_channel::NoChannel;
-use crate::common::process::{Server, parse, runtime, until_stdin_ends};
+use crate::common::process::{WorkerProcess, exactly, printed_numbers, runtime, until_stdin_ends};
 use crate::common::profile::{Places, is_valgrind_installed};
 use crate::common::raw_h2::H2;
 use crate::common::raw_hyper::Hyper;
@@ -39,9 +38,9 @@ pub(super) const CLIENTS: [&str; 6] = ["hyper", "h2", "no-channel", "tonic", "to
 /// Minimum number of calls before the counted ones. Every connection gets some.
 const WARM_UP: usize = 1_000;
 
-/// Backends of the clients, and a folder for callgrind's files.
-pub(super) struct Harness {
-    backends: Server,
+/// The backends that clients call, and a place for callgrind's files.
+pub(super) struct CountHarness {
+    backends: WorkerProcess,
     sections: Option<Sections>,
 }
 
@@ -68,10 +67,10 @@ impl From<u16> for Endpoints {
     }
 }
 
-impl Harness {
+impl CountHarness {
     /// Starts the backends. Instructions are counted if valgrind is installed.
     pub(super) fn new() -> Result<Self, Error> {
-        let backends = Server::start(&["counts-worker".to_owned(), "serve".to_owned()])?;
+        let backends = WorkerProcess::start(["counts-worker", "serve"])?;
         let sections = is_valgrind_installed().then(Sections::new).transpose()?;
         Ok(Self { backends, sections })
     }
@@ -98,37 +97,26 @@ impl Harness {
     /// bytes in use.
     fn run(&self, client: &str, endpoints: Endpoints, calls: u32) -> Result<[f64; 2], Error> {
         let Endpoints { called, standing_by } = endpoints;
-        let backends = port(&self.backends)?;
+        let backends = self.backends.port()?;
         // Dropped at the end of this function.
         let control;
         let port = if client == "evenkeel" {
             let numbers = [backends, called, standing_by].map(|number| number.to_string());
-            control =
-                Server::start(&[&["counts-worker".to_owned(), "control".to_owned()], &numbers[..]].concat())?;
-            self::port(&control)?
+            control = WorkerProcess::start(
+                ["counts-worker", "control"].into_iter().chain(numbers.each_ref().map(String::as_str)),
+            )?;
+            control.port()?
         } else {
             backends
         };
-        let mut command = match &self.sections {
-            Some(sections) => sections.command()?,
-            None => Command::new(std::env::current_exe()?),
-        };
+        let mut command = Sections::command_or_plain(self.sections.as_ref())?;
         let numbers = [u32::from(port), called.into(), calls].map(|number| number.to_string());
-        let out = command.args(["counts-worker", "client", client]).args(numbers).output()?;
-        let stderr = String::from_utf8_lossy(&out.stderr);
-        if !out.status.success() {
-            return Err(format!("client {client}: {}", stderr.trim()).into());
-        }
-        let printed = String::from_utf8(out.stdout)?;
-        let totals = printed.trim().split_once(' ');
-        let (allocations, held) = totals.ok_or_else(|| format!("client {client} printed no totals"))?;
-        Ok([allocations.parse()?, held.parse()?])
+        let name = format!("client {client}");
+        exactly(
+            printed_numbers(command.args(["counts-worker", "client", client]).args(numbers), &name)?,
+            &name,
+        )
     }
-}
-
-fn port(server: &Server) -> Result<u16, Error> {
-    let address = server.addresses.first().ok_or("a server printed no address")?;
-    Ok(parse(&[address])?.first().ok_or("a server printed no address")?.port())
 }
 
 pub(super) fn serve() -> Result<(), Error> {

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use serde_json::{Map, Value, json};
 
-use super::clients::Harness;
+use super::clients::CountHarness;
 use super::{cell, picks, updates};
 use crate::Error;
 use crate::table::Table;
@@ -74,7 +74,7 @@ pub(super) fn accept(file: &Path) -> Result<(), Error> {
 
 fn count() -> Result<Counts, Error> {
     let mut counts = Counts { built: built(), ..Counts::default() };
-    let call = Harness::new()?.per_call("evenkeel", ENDPOINTS.into(), CALLS)?;
+    let call = CountHarness::new()?.per_call("evenkeel", ENDPOINTS.into(), CALLS)?;
     counts.add(format!("call, {ENDPOINTS} endpoints"), call.instructions, call.allocations);
     for picks::Counted { kind, instructions, allocations } in picks::counted(&SIZES)? {
         counts.add(format!("pick, {kind}"), instructions, allocations);

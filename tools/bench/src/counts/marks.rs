@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::Error;
-use crate::common::profile::{Places, by_place, is_valgrind_installed};
+use crate::common::process::printed_numbers;
+use crate::common::profile::{Places, by_place, counted, is_valgrind_installed, total};
 
 /// Ends a section and starts the next. Callgrind detects it by its name.
 #[inline(never)]
@@ -28,15 +29,19 @@ impl Sections {
     }
 
     /// Returns a command that runs this program under callgrind. Removes the sections of earlier runs.
-    pub(super) fn command(&self) -> Result<Command, Error> {
+    fn command(&self) -> Result<Command, Error> {
         for file in fs::read_dir(self.directory.path())? {
             fs::remove_file(file?.path())?;
         }
-        let mut valgrind = Command::new("valgrind");
-        valgrind.args(["-q", "--tool=callgrind", "--dump-before=*counts*marks*mark*"]);
-        valgrind.arg(format!("--callgrind-out-file={}", self.directory.path().join("section").display()));
-        valgrind.arg(std::env::current_exe()?);
-        Ok(valgrind)
+        counted(&self.directory.path().join("section"), &["--dump-before=*counts*marks*mark*"])
+    }
+
+    /// Returns the command that runs this program, counted if valgrind is installed.
+    pub(super) fn command_or_plain(sections: Option<&Sections>) -> Result<Command, Error> {
+        match sections {
+            Some(sections) => sections.command(),
+            None => Ok(Command::new(std::env::current_exe()?)),
+        }
     }
 
     /// Returns the file of a section. Section 0 is before the first mark.
@@ -67,16 +72,9 @@ pub(super) fn count(
     sizes: &[usize],
 ) -> Result<(Vec<f64>, Option<Vec<f64>>), Error> {
     let sections = is_valgrind_installed().then(Sections::new).transpose()?;
-    let mut command = match &sections {
-        Some(sections) => sections.command()?,
-        None => Command::new(std::env::current_exe()?),
-    };
+    let mut command = Sections::command_or_plain(sections.as_ref())?;
     command.args(["counts-worker", worker, &turns.to_string()]);
-    let out = command.args(sizes.iter().map(usize::to_string)).output()?;
-    if !out.status.success() {
-        return Err(format!("{worker}: {}", String::from_utf8_lossy(&out.stderr).trim()).into());
-    }
-    let allocations = String::from_utf8(out.stdout)?.lines().map(str::parse).collect::<Result<_, _>>()?;
+    let allocations = printed_numbers(command.args(sizes.iter().map(usize::to_string)), worker)?;
     Ok((allocations, sections.map(|sections| sections.instructions()).transpose()?))
 }
 
@@ -94,11 +92,6 @@ fn without_open_calls(counts: &str) -> String {
         kept.push('\n');
     }
     kept
-}
-
-fn total(counts: &str) -> Result<f64, Error> {
-    let total = counts.lines().find_map(|line| line.strip_prefix("totals: "));
-    Ok(total.ok_or("callgrind wrote no totals")?.trim().parse()?)
 }
 
 #[cfg(test)]

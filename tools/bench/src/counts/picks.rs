@@ -9,7 +9,7 @@ use super::cell;
 use super::marks::{self, mark};
 use crate::Error;
 use crate::common::allocator::Totals;
-use crate::picks::{Harness, POLICIES, Picks, Policy, Tree};
+use crate::picks::{POLICIES, PickHarness, Picks, Policy, Tree};
 use crate::table::Table;
 
 /// Number of counted picks of each kind.
@@ -53,7 +53,7 @@ fn kinds(sizes: &[usize]) -> Vec<Kind> {
 /// Worker process: prints the allocations of each kind, and marks the start and the end of its picks.
 pub(super) fn work(picks: u64, sizes: &[usize]) -> Result<(), Error> {
     for (kind, is_first) in kinds(sizes).into_iter().zip([true].into_iter().chain(std::iter::repeat(false))) {
-        let mut harness = Harness::new(kind.policy, kind.tree, kind.endpoints, picks)?;
+        let mut harness = PickHarness::new(kind.policy, kind.tree, kind.endpoints, picks)?;
         // Usage of the schedule decides how many slots are computed ahead.
         all(picks, harness.picker())?;
         harness.a_second_later();

@@ -51,8 +51,8 @@ pub(crate) enum Tree {
     Whole,
 }
 
-/// Core with all endpoints connected that picks need.
-pub(crate) struct Harness {
+/// A core with every endpoint connected that picks ask for, and what is needed to disturb it.
+pub(crate) struct PickHarness {
     core: Core,
     picker: RootPicker,
     ids: Vec<SubchannelId>,
@@ -65,9 +65,9 @@ pub(crate) struct Harness {
     asked: Vec<LbEffect>,
 }
 
-impl Harness {
+impl PickHarness {
     /// Creates a harness for this number of picks.
-    pub(crate) fn new(policy: Policy, tree: Tree, n: usize, picks: u64) -> Result<Harness, Error> {
+    pub(crate) fn new(policy: Policy, tree: Tree, n: usize, picks: u64) -> Result<PickHarness, Error> {
         let policy = json!([serde_json::from_str::<Value>(policy.config)?]);
         let config = match tree {
             Tree::Alone => policy,
@@ -80,7 +80,7 @@ impl Harness {
         let pass = core.reconcile(now);
         let picker = pass.picker.ok_or("the core has no picker after its first pass")?;
         let (ids, asked) = (Vec::new(), pass.effects);
-        let mut harness = Harness { core, picker, ids, config, tree, now, n, reports: reports(), asked };
+        let mut harness = PickHarness { core, picker, ids, config, tree, now, n, reports: reports(), asked };
         harness.connect();
         harness.connect_lazy(picks);
         harness.report_all();
@@ -283,7 +283,7 @@ mod tests {
     fn weighted_round_robin_goes_by_load() {
         let policy = Policy::named("weighted_round_robin").expect("known");
         for tree in [Tree::Alone, Tree::Whole] {
-            let harness = Harness::new(policy, tree, 20, 100).expect("a harness");
+            let harness = PickHarness::new(policy, tree, 20, 100).expect("a harness");
             let described = format!("{:?}", harness.core.describe());
             assert!(described.contains("load") && !described.contains("EDS"), "{described}");
         }

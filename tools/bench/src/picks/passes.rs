@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use super::Args;
-use super::harness::{Harness, Policy, Tree};
+use super::harness::{PickHarness, Policy, Tree};
 use crate::Error;
 use crate::spread::Spread;
 use crate::table::Table;
@@ -22,7 +22,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
         args.rounds
     ));
     for &n in &args.sizes {
-        let mut harness = Harness::new(Policy::named("weighted_round_robin")?, Tree::Whole, n, 1)?;
+        let mut harness = PickHarness::new(Policy::named("weighted_round_robin")?, Tree::Whole, n, 1)?;
         let idle = median(args.rounds, || {
             let start = Instant::now();
             for _ in 0..IDLE {
@@ -55,7 +55,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
     Ok(table)
 }
 
-fn replace(harness: &mut Harness, all: usize, one: Option<usize>) -> Duration {
+fn replace(harness: &mut PickHarness, all: usize, one: Option<usize>) -> Duration {
     let update = harness.next(all, one);
     let took = timed(|| {
         harness.update(update);
