@@ -26,7 +26,7 @@ mod text;
 
 pub use follow::{MeshWatchGuard, POLL_INTERVAL};
 pub use limits::ClientLimits;
-pub use lrs::{DropReport, LoadCounts, LocalityLoadReport};
+pub use lrs::{DropStats, LoadCounts, LocalityLoadStats};
 pub use mesh::{
     Cluster, ClusterPolicy, Endpoint, EndpointHealth, FailurePercentage, HeaderMatch, Locality, Mesh,
     MeshError, MeshErrors, OutlierDetection, RetryOn, Route, RouteHash, RouteRetry, Service, SuccessRate,

@@ -21,7 +21,7 @@ const MAX_ROW_BYTES: usize = 16 << 20;
 /// Load of one locality of a cluster, as one client reports it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct LocalityLoadReport {
+pub struct LocalityLoadStats {
     /// Id of the client's node.
     pub node_id: String,
     /// Name of the cluster.
@@ -41,7 +41,7 @@ pub struct LocalityLoadReport {
 /// Calls that a client dropped, by a drop policy or circuit breaking.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct DropReport {
+pub struct DropStats {
     /// Id of the client's node.
     pub node_id: String,
     /// Name of the cluster.
@@ -70,9 +70,9 @@ pub struct LoadCounts {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct LoadReportStore {
-    localities: LoadTable<(String, String, u32, Locality), LocalityLoadReport>,
-    drops: LoadTable<(String, String, Option<String>), DropReport>,
+pub(crate) struct LoadStatsStore {
+    localities: LoadTable<(String, String, u32, Locality), LocalityLoadStats>,
+    drops: LoadTable<(String, String, Option<String>), DropStats>,
 }
 
 /// Returns an error if a name in a report is longer than `maximum` bytes.
@@ -87,12 +87,12 @@ pub(crate) fn check(stats: &ClusterStats, maximum: usize) -> Result<(), LimitExc
     drops.try_for_each(|drops| check_length("a drop category", drops.category.len(), maximum))
 }
 
-impl LoadReportStore {
-    pub(crate) fn reports(&self) -> Vec<LocalityLoadReport> {
+impl LoadStatsStore {
+    pub(crate) fn reports(&self) -> Vec<LocalityLoadStats> {
         self.localities.rows.values().cloned().collect()
     }
 
-    pub(crate) fn drops(&self) -> Vec<DropReport> {
+    pub(crate) fn drops(&self) -> Vec<DropStats> {
         self.drops.rows.values().cloned().collect()
     }
 
@@ -109,7 +109,7 @@ impl LoadReportStore {
                 in_progress: stats.total_requests_in_progress,
             };
             let key = (node_id.to_owned(), cluster.clone(), stats.priority, locality.clone());
-            let row = self.localities.row(key, || LocalityLoadReport {
+            let row = self.localities.row(key, || LocalityLoadStats {
                 node_id: node_id.to_owned(),
                 cluster: cluster.clone(),
                 locality,
@@ -135,7 +135,7 @@ impl LoadReportStore {
             stats.dropped_requests.into_iter().map(|drops| (Some(drops.category), drops.dropped_count));
         for (category, latest) in named.chain((others > 0).then_some((None, others))) {
             let key = (node_id.to_owned(), cluster.clone(), category.clone());
-            let row = self.drops.row(key, || DropReport {
+            let row = self.drops.row(key, || DropStats {
                 node_id: node_id.to_owned(),
                 cluster: cluster.clone(),
                 category,
@@ -159,7 +159,7 @@ trait LoadRow {
     fn name_bytes(&self) -> usize;
 }
 
-impl LoadRow for LocalityLoadReport {
+impl LoadRow for LocalityLoadStats {
     fn at(&self) -> SystemTime {
         self.at
     }
@@ -170,7 +170,7 @@ impl LoadRow for LocalityLoadReport {
     }
 }
 
-impl LoadRow for DropReport {
+impl LoadRow for DropStats {
     fn at(&self) -> SystemTime {
         self.at
     }
@@ -259,7 +259,7 @@ mod tests {
     /// Counts at the end of their range neither panic nor wrap around.
     #[test]
     fn sums_saturate() {
-        let mut loads = LoadReportStore::default();
+        let mut loads = LoadStatsStore::default();
         for _ in 0..3 {
             loads.add("n", stats("c", None, u64::MAX), UNIX_EPOCH);
         }
@@ -274,7 +274,7 @@ mod tests {
     /// A report with any number of rows, and of any length, holds no more than the tables do.
     #[test]
     fn rows_are_bounded_in_number_and_length() {
-        let mut loads = LoadReportStore::default();
+        let mut loads = LoadStatsStore::default();
         let mut many = stats("c", None, 1);
         let row = many.upstream_locality_stats[0].clone();
         many.upstream_locality_stats = (0..3 * MAX_ROWS)

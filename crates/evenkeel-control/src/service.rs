@@ -46,7 +46,7 @@ pub struct DiscoveryService {
 enum ServiceMethod {
     /// Discovery: of the given type, or ADS, where each request has its type.
     Discovery(ProtocolVariant, Option<String>),
-    LoadReports,
+    LoadStats,
 }
 
 impl ServiceMethod {
@@ -83,7 +83,7 @@ impl ServiceMethod {
             "/envoy.service.endpoint.v3.EndpointDiscoveryService/DeltaEndpoints" => {
                 ServiceMethod::Discovery(Delta, Some(ClusterLoadAssignment::type_url()))
             }
-            "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats" => ServiceMethod::LoadReports,
+            "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats" => ServiceMethod::LoadStats,
             _ => return None,
         })
     }
@@ -119,11 +119,11 @@ impl DiscoveryService {
                 let requests = requests::<DeltaDiscoveryRequest>(request, max_bytes);
                 tokio::spawn(discovery(self.cache.clone(), client_stream, fixed_type, requests, sender));
             }
-            ServiceMethod::LoadReports => {
+            ServiceMethod::LoadStats => {
                 if self.cache.state().fault_modes.refuse_lrs {
                     return Err(Status::unimplemented("this control plane takes no load reports"));
                 }
-                tokio::spawn(load_reports(self.cache.clone(), requests(request, max_bytes), sender));
+                tokio::spawn(load_stats(self.cache.clone(), requests(request, max_bytes), sender));
             }
         }
         let mut response = http::Response::new(Body::new(body));
@@ -215,11 +215,7 @@ async fn discovery<M: Into<WatchRequest>>(
 }
 
 /// Runs a load reporting stream: requests reports on all clusters, again when the interval changes, and stores them.
-async fn load_reports(
-    cache: SnapshotCache,
-    mut requests: Streaming<LoadStatsRequest>,
-    sender: ResponseSender,
-) {
+async fn load_stats(cache: SnapshotCache, mut requests: Streaming<LoadStatsRequest>, sender: ResponseSender) {
     let mut state_changes = cache.state_changes();
     let mut node_id = None;
     let mut request = None;

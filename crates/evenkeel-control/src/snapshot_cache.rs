@@ -15,7 +15,7 @@ use tokio::sync::{broadcast, watch};
 
 use crate::ClientLimits;
 use crate::limits::{LimitExceeded, MAX_NODE_TEXT_BYTES, check_length};
-use crate::lrs::{self, DropReport, LoadReportStore, LocalityLoadReport};
+use crate::lrs::{self, DropStats, LoadStatsStore, LocalityLoadStats};
 use crate::records::{ClientEvent, ClientEventKind, ClientRecord, Nack, user_agent};
 use crate::service::DiscoveryService;
 use crate::snapshot::{ProtocolVariant, ResourceSnapshot};
@@ -43,7 +43,7 @@ struct CacheInner {
     opened: AtomicU64,
     /// Number of open streams, for discovery and for load reports.
     open_streams: Arc<AtomicUsize>,
-    loads: Mutex<LoadReportStore>,
+    loads: Mutex<LoadStatsStore>,
     /// Number of changes of any kind, for [`SnapshotCache::changes`].
     changes: watch::Sender<u64>,
     events: broadcast::Sender<ClientEvent>,
@@ -191,12 +191,12 @@ impl SnapshotCache {
     }
 
     /// Returns the reported load, by client, cluster, priority and locality.
-    pub fn load_reports(&self) -> Vec<LocalityLoadReport> {
+    pub fn load_stats(&self) -> Vec<LocalityLoadStats> {
         lock(&self.shared.loads).reports()
     }
 
     /// Returns the reported drops, by client, cluster and category.
-    pub fn drop_reports(&self) -> Vec<DropReport> {
+    pub fn drop_stats(&self) -> Vec<DropStats> {
         lock(&self.shared.loads).drops()
     }
 

@@ -361,11 +361,11 @@ async fn load_reports_saturate() {
     client.send(report("c"));
     client.send(report("c"));
     client.send(report("done"));
-    let is_done = |cache: &SnapshotCache| cache.load_reports().iter().any(|report| report.cluster == "done");
+    let is_done = |cache: &SnapshotCache| cache.load_stats().iter().any(|report| report.cluster == "done");
     soon("the reports", control.cache.wait_until(is_done)).await;
-    let reports = control.cache.load_reports();
+    let reports = control.cache.load_stats();
     assert!(reports.iter().all(|report| report.total.issued == u64::MAX), "{reports:?}");
-    assert!(control.cache.drop_reports().iter().all(|report| report.total == u64::MAX));
+    assert!(control.cache.drop_stats().iter().all(|report| report.total == u64::MAX));
     client.send(report(&"c".repeat(5_000)));
     assert_eq!(client.end().await, exhausted("a cluster name has at most 4096 bytes"));
     control.serves_others().await;

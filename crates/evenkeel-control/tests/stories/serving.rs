@@ -123,7 +123,7 @@ async fn a_rejected_resource_changes_nothing() {
 async fn load_adds_up() {
     let fixture = ServingFixture::start(evenkeel::XdsVariant::StateOfTheWorld).await;
     let issued = |cache: &evenkeel_control::SnapshotCache| {
-        cache.load_reports().iter().map(|report| report.total.issued).sum::<u64>()
+        cache.load_stats().iter().map(|report| report.total.issued).sum::<u64>()
     };
     fixture.shares(20).await;
     soon("a report", fixture.control.wait_until(|cache| issued(cache) == 20)).await;
@@ -132,12 +132,12 @@ async fn load_adds_up() {
     soon(
         "the ends",
         fixture.control.wait_until(|cache| {
-            let [report] = &cache.load_reports()[..] else { panic!("one locality") };
+            let [report] = &cache.load_stats()[..] else { panic!("one locality") };
             report.total == LoadCounts { issued: 30, succeeded: 30, failed: 0, in_progress: 0 }
         }),
     )
     .await;
-    let [report] = &fixture.control.load_reports()[..] else { panic!("one locality") };
+    let [report] = &fixture.control.load_stats()[..] else { panic!("one locality") };
     assert_eq!((report.node_id.as_str(), report.cluster.as_str(), report.priority), ("node-7", "pay", 0));
     // And what is dropped on purpose.
     let cluster = Cluster::new()
@@ -147,8 +147,8 @@ async fn load_adds_up() {
     let mesh = Mesh::new().service("orders", Service::to("pay")).cluster("pay", cluster);
     fixture.control.set_mesh(&mesh);
     soon("drops", async { while fixture.call().await.is_ok() {} }).await;
-    soon("a report", fixture.control.wait_until(|cache| !cache.drop_reports().is_empty())).await;
-    let [drops] = &fixture.control.drop_reports()[..] else { panic!("one category") };
+    soon("a report", fixture.control.wait_until(|cache| !cache.drop_stats().is_empty())).await;
+    let [drops] = &fixture.control.drop_stats()[..] else { panic!("one category") };
     assert_eq!((drops.category.as_deref(), drops.total), (Some("shed"), 1));
 }
 

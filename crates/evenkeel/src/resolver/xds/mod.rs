@@ -96,7 +96,7 @@ struct XdsClientInner {
 #[derive(Default)]
 struct WorkerStatus {
     server_stats: Mutex<Vec<ServerStats>>,
-    /// True if [`WorkerCommand::PollLoadReports`] was sent and the thread has not processed it yet.
+    /// True if [`WorkerCommand::PollLoadStats`] was sent and the thread has not processed it yet.
     load_is_due: AtomicBool,
 }
 
@@ -215,7 +215,7 @@ impl XdsClient {
     pub(crate) fn notify_pass(&self) {
         // The worker clears the flag before it polls. So a request after that point sends another command.
         if !self.shared.worker_status.load_is_due.swap(true, Ordering::AcqRel) {
-            let _ = self.shared.commands.send(WorkerCommand::PollLoadReports);
+            let _ = self.shared.commands.send(WorkerCommand::PollLoadStats);
         }
     }
 

@@ -60,7 +60,7 @@ pub(super) enum WorkerCommand {
     Unsubscribe {
         key: u64,
     },
-    PollLoadReports,
+    PollLoadStats,
     Describe {
         request: ClientStatusRequest,
         reply: oneshot::Sender<Result<ClientStatusResponse, Status>>,
@@ -283,7 +283,7 @@ impl XdsWorker {
                     self.load_is_due = true;
                 }
             }
-            WorkerCommand::PollLoadReports => self.load_is_due = true,
+            WorkerCommand::PollLoadStats => self.load_is_due = true,
             WorkerCommand::Describe { request, reply } => {
                 // The requester may have dropped its receiver.
                 let _ = reply.send(self.describe(&request));
