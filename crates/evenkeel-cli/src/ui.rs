@@ -278,6 +278,12 @@ pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
     lines
 }
 
+/// Formats a number with at most `decimals` decimals, of which there is at least one, and without trailing zeros.
+pub(crate) fn number(number: f64, decimals: usize) -> String {
+    let text = format!("{number:.decimals$}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 /// Parses a duration such as `500ms`, `15s` or `2m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let expected = || format!("expected a time such as 500ms, 15s or 2m, found {text:?}");

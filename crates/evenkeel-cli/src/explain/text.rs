@@ -211,8 +211,9 @@ fn endpoint(row: &EndpointShare, policy: Option<&str>, stem: &str) -> Vec<TableC
     }
     // Weights of the ring are already shares of the ring.
     let weight = row.weight.filter(|weight| *weight > 0.0 && policy != Some("ring_hash_experimental"));
-    let weight =
-        TableCell::right(weight.map(|weight| format!("weight {}", number(weight))).unwrap_or_default());
+    let weight = TableCell::right(
+        weight.map(|weight| format!("weight {}", ui::number(weight, 3))).unwrap_or_default(),
+    );
     match (row.share, &row.unused) {
         (Some(part), _) if part > 0.0 => {
             let bar = "█".repeat((part * BAR).round() as usize);
@@ -328,24 +329,16 @@ fn stages(leaf: &LeafExplanation, terminal: &TerminalOutput) -> String {
 /// Formats a share as a percentage: `25 %`, `18.8 %`, `0.05 %`.
 pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
-    let text =
-        if percent > 0.0 && percent < 0.95 { format!("{percent:.2}") } else { format!("{percent:.1}") };
-    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text} %")
+    let decimals = if percent > 0.0 && percent < 0.95 { 2 } else { 1 };
+    format!("{} %", ui::number(percent, decimals))
 }
 
 /// Formats a duration: `250 ms`, `5 s`.
 fn seconds(seconds: f64) -> String {
     match seconds {
-        short if short < 1.0 => format!("{} ms", number(short * 1000.0)),
-        long => format!("{} s", number(long)),
+        short if short < 1.0 => format!("{} ms", ui::number(short * 1000.0, 3)),
+        long => format!("{} s", ui::number(long, 3)),
     }
-}
-
-/// Formats a number without trailing zeros.
-fn number(number: f64) -> String {
-    let text = format!("{number:.3}");
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// Wraps text at [`WIDTH`]. Lines after the first are indented.

@@ -26,6 +26,8 @@ use evenkeel_proto::prost::{Message as _, Name as _};
 use evenkeel_proto::prost_types::{Any, Timestamp};
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
 
+use crate::ui;
+
 /// Describes the match and the action of a route.
 pub(super) fn route(route: &Route) -> String {
     let calls = route.r#match.as_ref().map_or_else(|| "no calls".to_owned(), calls);
@@ -114,15 +116,9 @@ fn weighted(clusters: &WeightedCluster) -> String {
     let total: f64 = clusters.clusters.iter().map(|cluster| weight(cluster.weight)).sum();
     let shares = clusters.clusters.iter().map(|cluster| {
         let share = if total > 0.0 { weight(cluster.weight) / total * 100.0 } else { 0.0 };
-        format!("{} {} %", cluster.name, short_number(share))
+        format!("{} {} %", cluster.name, ui::number(share, 2))
     });
     shares.collect::<Vec<_>>().join(", ")
-}
-
-/// Formats a number with at most two decimals and no trailing zeros.
-fn short_number(number: f64) -> String {
-    let text = format!("{number:.2}");
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// Returns the clusters that a route names.
@@ -143,7 +139,7 @@ fn percent(fraction: FractionalPercent) -> String {
         Ok(DenominatorType::Million) => 1_000_000.0,
         _ => 100.0,
     };
-    format!("{} %", short_number(f64::from(fraction.numerator) / of * 100.0))
+    format!("{} %", ui::number(f64::from(fraction.numerator) / of * 100.0, 2))
 }
 
 /// Describes a drop category and its share.
