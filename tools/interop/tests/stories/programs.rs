@@ -59,11 +59,16 @@ impl Server {
 
     /// Sends SIGTERM and returns the exit code.
     pub(crate) async fn end(mut self) -> Option<i32> {
-        let id = self.child.id().expect("it runs").to_string();
-        let killed = Command::new("kill").args(["-TERM", &id]).status().await.expect("there is kill");
-        assert!(killed.success());
+        terminate(&self.child).await;
         soon(self.child.wait()).await.expect("it can be waited for").code()
     }
+}
+
+/// Sends SIGTERM to a program.
+pub(crate) async fn terminate(program: &Child) {
+    let id = program.id().expect("it runs").to_string();
+    let killed = Command::new("kill").args(["-TERM", &id]).status().await.expect("there is kill");
+    assert!(killed.success());
 }
 
 pub(crate) fn channel(port: u16) -> Channel {

@@ -29,6 +29,8 @@ use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::programs::terminate;
+
 /// Awaits a future, and panics after 30 seconds.
 pub(crate) async fn within<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), work).await.expect("it takes too long")
@@ -304,8 +306,7 @@ impl Program {
 
     /// Sends SIGTERM and waits for the exit.
     pub(crate) async fn terminate(self) -> Ended {
-        let id = self.child.id().expect("it runs").to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
+        terminate(&self.child).await;
         self.end().await
     }
 
