@@ -1,11 +1,13 @@
-//! What parsing a resource costs, per endpoint and per route, and whether the cost per item stays as there are more.
+//! Cost of parsing a resource, per endpoint and per route, and its growth with the number of items.
 //!
-//! `cargo bench -p evenkeel-xds --bench parse`. Sizes alternate in every round, since machines are noisy, and the best
-//! round of each counts; the ratio is that of the cost per item to the smallest size. A large resource leaves the
-//! processor's caches, so a ratio of two or three is memory; one that grows with the size is a fault of ours.
+//! `cargo bench -p evenkeel-xds --bench parse`. Sizes alternate in every round because machines are noisy,
+//! and the best round of each counts. The ratio compares the cost per item with that of the smallest size. A
+//! large resource exceeds the CPU caches, so a ratio of two or three is due to memory. A ratio that grows
+//! with the size is a defect.
 //!
-//! `-- --times T N` reads N endpoints T times and measures nothing, for tools that count instructions: the difference of two
-//! counts is what reading once takes. `-- --times T N istio` does the same with the metadata that Istio adds to endpoints.
+//! `-- --times T N` parses N endpoints T times without measuring, for tools that count instructions. The
+//! difference of two counts is the cost of one parse. `-- --times T N istio` does the same with the metadata
+//! that Istio adds to endpoints.
 
 #![expect(
     clippy::disallowed_methods,
@@ -26,7 +28,7 @@ use evenkeel_xds::resource::{RejectedResource, ResourceParser, ResourceType};
 use testkit::resources;
 
 const ROUNDS: usize = 7;
-/// Small resources are parsed so often in a round that as many items are read as in a large one.
+/// Minimum number of items per round. Small resources are parsed repeatedly to reach it.
 const ITEMS: usize = 20_000;
 
 fn main() -> ExitCode {
@@ -90,7 +92,7 @@ fn measure(what: &str, kind: ResourceType, sizes: &[(usize, Any)]) -> Result<(),
     Ok(())
 }
 
-/// Endpoints in localities of a hundred, perhaps with the metadata of Istio.
+/// Returns endpoints in localities of a hundred, optionally with the metadata of Istio.
 fn endpoints(n: usize, has_metadata: bool) -> Any {
     let addresses: Vec<_> =
         (0..n).map(|i| format!("10.{}.{}.{}:8080", i >> 16, (i >> 8) & 0xff, i & 0xff)).collect();
@@ -117,7 +119,7 @@ fn endpoints(n: usize, has_metadata: bool) -> Any {
     resources::any(&load)
 }
 
-/// Routes in virtual hosts of twenty.
+/// Returns routes in virtual hosts of twenty.
 fn routes(n: usize) -> Any {
     let mut config = resources::route_config("routes", "orders");
     config.virtual_hosts = (0..n / 20)

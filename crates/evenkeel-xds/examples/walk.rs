@@ -1,5 +1,5 @@
-//! One channel from its bootstrap to its picks, with a control plane that is a few lines of this program: what is asked,
-//! what is sent, what comes out, and what a bad resource is answered with. Nothing here waits or opens anything.
+//! One channel from its bootstrap to its picks, with a control plane inside this program. It prints the
+//! requests, the responses, the resulting config, and the NACK of an invalid resource. It opens no sockets.
 //!
 //! `cargo run -p evenkeel-xds --example walk`
 
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     walk.show_stages()
 }
 
-/// The driver of one channel.
+/// Driver of one channel.
 struct ExampleChannel {
     client: AdsClient,
     channel: SubscriberId,
@@ -80,7 +80,7 @@ impl ExampleChannel {
         walk
     }
 
-    /// The control plane sends a resource.
+    /// Sends a resource from the control plane.
     fn send<M: Name>(&mut self, what: &str, message: &M) {
         println!("  sends  {what}");
         self.sent += 1;
@@ -96,7 +96,7 @@ impl ExampleChannel {
         self.run();
     }
 
-    /// Carries out what the client wants.
+    /// Performs the effects that the client returns.
     fn run(&mut self) {
         while let Some(effect) = self.client.poll_effect() {
             match effect {
@@ -119,7 +119,7 @@ impl ExampleChannel {
         }
     }
 
-    /// Looks at what is known, wants what is missing, and uses what is complete.
+    /// Resolves the known resources, subscribes to missing ones, and applies a complete config.
     fn follow(&mut self, changed: &ChangedResources) {
         let XdsResolverOutput { watches, update } = self.resolver.update(changed, [], &self.client);
         if let Some(watches) = watches {
@@ -133,7 +133,7 @@ impl ExampleChannel {
         self.run();
     }
 
-    /// Every backend answers at once.
+    /// Connects every subchannel at once.
     fn connect(&mut self) {
         let now = Instant::ORIGIN;
         for effect in self.core.reconcile(now).effects {
@@ -167,7 +167,7 @@ impl ExampleChannel {
         went
     }
 
-    /// What the cluster's policies are told, stage by stage.
+    /// Prints the inputs of the cluster's policies, stage by stage.
     fn show_stages(&self) -> Result<(), Box<dyn Error>> {
         let config = self.resolver.config().ok_or("there is a config")?;
         let Some(Ok(cluster)) = config.clusters.cluster("orders-eu") else { return Ok(()) };

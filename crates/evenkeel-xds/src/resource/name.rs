@@ -188,7 +188,7 @@ fn encode(text: &str, keep: impl Fn(u8) -> bool, out: &mut String) {
     }
 }
 
-/// Decodes percent-encoded text.
+/// Returns the text with percent-encoding decoded.
 pub(crate) fn decoded(text: &str) -> Result<String, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -269,7 +269,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Addresses, and texts that are nearly such.
+    /// Valid addresses, and texts that resemble one.
     const TEXTS: &[&str] = &[
         "10.0.0.1",
         "0.0.0.0",
@@ -300,7 +300,7 @@ pub(super) mod tests {
         "host",
     ];
 
-    /// What decoding finds, of an endpoint with which nothing is wrong and about which no more is said.
+    /// Returns the decoded form of a valid endpoint that has no further settings.
     fn decoded(bytes: &[u8]) -> Option<PlainEndpoint> {
         let LbEndpoint { health_status, metadata, load_balancing_weight: weight, host_identifier } =
             LbEndpoint::decode(bytes).ok()?;
@@ -344,7 +344,7 @@ pub(super) mod tests {
         assert_eq!(read(full), Some(plain("255.255.255.255:65535", 3, Some(u32::MAX))));
     }
 
-    /// Who writes the fields in another order, or those that need not be there, says the same.
+    /// Fields in another order and explicit default values do not change the result.
     #[test]
     fn fields_may_stand_in_any_order() {
         let socket = [&[PORT, 80, PROTOCOL, 0, IP, 7], &b"1.2.3.4"[..]].concat();
@@ -375,7 +375,7 @@ pub(super) mod tests {
         }
         let bytes = known.encode_to_vec();
         assert!(read(&bytes).is_some());
-        // Twice the same, a field that nobody knows, a weight that does not fit.
+        // A repeated field, an unknown field, and a weight above 32 bits.
         for more in [&bytes, &[8 << 3, 1][..], &[WEIGHT, 6, VALUE, 0x80, 0x80, 0x80, 0x80, 0x10]] {
             assert_eq!(read(&[&bytes, more].concat()), None, "{more:?}");
         }
@@ -384,7 +384,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Metadata with these texts in one namespace.
+    /// Returns metadata with these texts in one namespace.
     fn metadata(namespace: &str, texts: &[(&str, &str)]) -> Metadata {
         let value = |text: &str| Value { kind: Some(Kind::StringValue(text.to_owned())) };
         let fields = texts.iter().map(|(key, text)| ((*key).to_owned(), value(text))).collect();
@@ -392,7 +392,7 @@ pub(super) mod tests {
         Metadata { filter_metadata, ..Metadata::default() }
     }
 
-    /// Every endpoint of Istio has such metadata, which has no effect.
+    /// Metadata of Istio's endpoints has no effect.
     #[test]
     fn metadata_is_skipped() {
         let mut istio = metadata("istio", &[("workload", "ratings;shop;ratings;v1;Kubernetes")]);
@@ -414,7 +414,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Decoding takes the last of several, but refuses one before it that is no text.
+    /// The decoder uses the last of several values, but rejects an earlier one with invalid UTF-8.
     #[test]
     fn an_address_that_is_there_twice_is_left_to_decoding() {
         let socket = |first: &[u8]| {
@@ -428,7 +428,7 @@ pub(super) mod tests {
         assert_eq!((read(&none), decoded(&none)), (None, None));
     }
 
-    /// The standard library says what an address is.
+    /// The standard library defines valid addresses.
     #[test]
     fn an_address_is_one_for_all() {
         for text in TEXTS {
@@ -443,7 +443,7 @@ pub(super) mod tests {
         assert_eq!(ip_address(b"1.2.3.\xff"), None);
     }
 
-    /// Endpoints as they stand in a resource: half of them plain, the others odd in one way or another.
+    /// Generates encoded endpoints: half of them plain, the others unusual or invalid.
     pub(in crate::resource) fn endpoints() -> impl Strategy<Value = Vec<u8>> {
         let ip = prop_oneof![
             20 => (0..5_u8).prop_map(|last| format!("10.0.0.{last}")),
@@ -515,7 +515,7 @@ pub(super) mod tests {
         (map(namespace, fields, 2), typed).prop_map(|(plain, typed)| [plain, typed].concat()).boxed()
     }
 
-    /// These fields in any order; now and then one is there twice, or one that nobody expects.
+    /// Generates a message with these fields in any order, rarely with a repeated or unknown field.
     fn message(fields: Vec<BoxedStrategy<Vec<u8>>>) -> BoxedStrategy<Vec<u8>> {
         let again = prop::option::weighted(0.03, (fields.clone(), any::<Index>()));
         let odd = (1..9_u8, 0..6_u8, prop::collection::vec(0..4_u8, 0..5));
@@ -600,7 +600,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Otherwise the tests with these would say little.
+    /// Guards the generator: the properties above need both kinds of endpoints.
     #[test]
     fn some_are_plain_and_some_are_not() {
         let (mut runner, endpoints) = (TestRunner::deterministic(), endpoints());

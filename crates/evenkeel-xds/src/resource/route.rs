@@ -1,4 +1,4 @@
-//! Route configurations (RDS).
+//! Route configurations (RDS) with their virtual hosts.
 //!
 //! A configuration is parsed with all its virtual hosts, because every channel of the process may use it.
 //! Routes that gRPC does not support are skipped (A28), and a warning names each.
@@ -38,7 +38,7 @@ pub struct RouteConfig {
 pub struct VirtualHost {
     /// Name of the virtual host.
     pub name: String,
-    /// Domains as received.
+    /// Domains of the virtual host, as received.
     pub domains: Vec<String>,
     /// Distinct clusters of its routes, in order of appearance.
     pub clusters: Vec<Arc<str>>,

@@ -87,7 +87,7 @@ pub enum SanKind {
     Dns,
     /// URI, such as a SPIFFE id.
     Uri,
-    /// E-mail address (`rfc822Name`).
+    /// E-mail address of the type `rfc822Name`.
     Email,
     /// IP address in canonical text form.
     Ip,

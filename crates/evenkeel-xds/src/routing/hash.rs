@@ -12,7 +12,7 @@ use crate::routing::HeaderName;
 #[derive(Clone, Debug)]
 pub struct HashPolicy {
     pub(crate) source: HashSource,
-    /// Whether the policies behind it are skipped once there is a hash.
+    /// True if later policies are skipped once there is a hash.
     pub(crate) terminal: bool,
 }
 

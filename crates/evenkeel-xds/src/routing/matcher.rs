@@ -40,7 +40,7 @@ impl RouteMatch {
     }
 }
 
-/// Denominator of fractions.
+/// Denominator of all fractions, which are in millionths.
 pub(crate) const MILLION: u64 = 1_000_000;
 
 /// Part of a route match that does not match.

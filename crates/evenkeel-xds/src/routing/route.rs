@@ -1,4 +1,4 @@
-//! Validated routes.
+//! Routes of a virtual host, parsed and validated.
 
 use std::fmt;
 use std::sync::Arc;
@@ -64,9 +64,9 @@ pub struct WeightedCluster {
 /// Maximum duration of a call as a route sets it. Zero means no limit (A31).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamLimit {
-    /// The field `max_stream_duration`.
+    /// Value of the field `max_stream_duration`.
     pub max_stream_duration: Option<Duration>,
-    /// The field `grpc_timeout_header_max`, which takes precedence.
+    /// Value of the field `grpc_timeout_header_max`, which takes precedence.
     pub grpc_timeout_header_max: Option<Duration>,
 }
 

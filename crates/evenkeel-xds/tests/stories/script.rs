@@ -1,18 +1,19 @@
-//! A scripted control plane and the driver between it and a client.
+//! Scripted control plane, and the driver between it and a client.
 //!
-//! A story says what servers do ([`ClientScript::accepts`], [`ClientScript::sends`], [`ClientScript::ends`], ...) and what subscribers want, and
-//! reads what the client said ([`ClientScript::requests`]) and what subscribers see ([`ClientScript::sees`]). Everything is text:
+//! A story scripts the servers ([`ClientScript::accepts`], [`ClientScript::sends`], [`ClientScript::ends`],
+//! ...) and the subscriptions. It reads the client's requests ([`ClientScript::requests`]) and the state that
+//! subscribers see ([`ClientScript::sees`]). All of it is text:
 //!
 //! ```text
 //! "a=1"                              the resource a with the content 1; content that starts with "bad" is rejected
 //! "cluster [a b] v1 n1 as me"        a request for a and b, with version, nonce and node
-//! "cluster [a] v1 n2 !text"          one that rejects
+//! "cluster [a] v1 n2 !text"          a NACK
 //! "cluster +a b -c {d:1} n1"         the same in the delta variant, with known versions
 //! "1", "1 ~text", "!Code: text", ""  a resource, one with an ambient error, none, nothing known yet
 //! ```
 //!
-//! Requests are on the wire at once and subscribers deal at once with what changes, unless the story holds them back.
-//! The driver checks its side of the contract: one request under way, one message read at a time.
+//! Requests are written at once and subscribers process changes at once, unless the story delays them. The
+//! driver checks its contract: one request in flight, one message read at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -42,14 +43,14 @@ use evenkeel_xds::resource::{ParsedResource, RejectedResource, Resource, Resourc
 use evenkeel_xds::{FieldPath, ValidationErrors};
 use testkit::resources;
 
-/// A client, its driver and its control planes.
+/// Client with its driver and its control planes.
 pub(crate) struct ClientScript {
     pub(crate) client: AdsClient,
     pub(crate) now: Instant,
     pub(crate) variant: XdsVariant,
-    /// Requests stay under way until [`ClientScript::write`].
+    /// True if requests stay in flight until [`ClientScript::write`].
     pub(crate) holds_writes: bool,
-    /// Subscribers do not deal with changes until [`ClientScript::process`].
+    /// True if subscribers process changes only in [`ClientScript::process`].
     pub(crate) holds_changes: bool,
     links: BTreeMap<String, ScriptStream>,
     requests: BTreeMap<String, Vec<String>>,
@@ -60,23 +61,23 @@ pub(crate) struct ClientScript {
     nonces: u64,
 }
 
-/// What the driver keeps of a stream.
+/// State of a stream in the driver.
 #[derive(Debug)]
 struct ScriptStream {
     stream: AdsStreamId,
     open: bool,
     reads: bool,
     in_flight: Option<Box<AdsRequest>>,
-    /// What the server believes that the client wants.
+    /// Subscription as the server knows it.
     told: BTreeSet<(ResourceType, String)>,
 }
 
-/// A server of the bootstrap.
+/// Returns the config of a server.
 pub(crate) fn server(uri: &str, features: ServerFeatures) -> Arc<ServerConfig> {
     Arc::new(ServerConfig { features, ..ServerConfig::insecure(uri) })
 }
 
-/// A bootstrap with these servers, for the node "me".
+/// Returns a bootstrap with these servers, for the node "me".
 pub(crate) fn bootstrap(servers: &[&str]) -> Bootstrap {
     Bootstrap {
         servers: servers.iter().map(|uri| server(uri, ServerFeatures::default())).collect(),
@@ -89,12 +90,12 @@ pub(crate) fn bootstrap(servers: &[&str]) -> Bootstrap {
     }
 }
 
-/// The same with one server that has features.
+/// Returns a bootstrap with one server that has these features.
 pub(crate) fn bootstrap_with(features: ServerFeatures) -> Bootstrap {
     Bootstrap { servers: vec![server("one", features)], ..bootstrap(&[]) }
 }
 
-/// An authority with servers of its own.
+/// Returns an authority with its own servers.
 pub(crate) fn authority(servers: &[&str]) -> AuthorityConfig {
     AuthorityConfig {
         servers: servers.iter().map(|uri| server(uri, ServerFeatures::default())).collect(),
@@ -102,7 +103,7 @@ pub(crate) fn authority(servers: &[&str]) -> AuthorityConfig {
     }
 }
 
-/// A resource from `name=content`.
+/// Returns a resource from `name=content`.
 pub(crate) fn resource(kind: ResourceType, text: &str) -> Any {
     let (name, content) = text.split_once('=').expect("name=content");
     match kind {
@@ -125,7 +126,8 @@ pub(crate) fn resource(kind: ResourceType, text: &str) -> Any {
     }
 }
 
-/// Reads what [`resource`] makes: the name, and the content as the note of an endpoint set, whatever the type.
+/// Parser for the output of [`resource`]. For every type, it stores the content as the note of an endpoint
+/// set.
 #[derive(Debug)]
 pub(crate) struct MarkParser;
 
@@ -186,7 +188,7 @@ impl ParseResource for MarkParser {
     }
 }
 
-/// A response of either variant, built step by step.
+/// Builder of a response of either variant.
 #[derive(Debug)]
 pub(crate) struct ScriptResponse {
     type_url: String,
@@ -196,7 +198,7 @@ pub(crate) struct ScriptResponse {
     errors: Vec<ResourceError>,
 }
 
-/// A response with resources, each as `name=content`.
+/// Returns a response with resources, each as `name=content`.
 pub(crate) fn reply(kind: ResourceType, version: &str, items: &[&str]) -> ScriptResponse {
     let named = |text: &&str| (text.split('=').next().unwrap_or(text).to_owned(), resource(kind, text));
     ScriptResponse {
@@ -209,7 +211,7 @@ pub(crate) fn reply(kind: ResourceType, version: &str, items: &[&str]) -> Script
 }
 
 impl ScriptResponse {
-    /// Adds a resource that is anything.
+    /// Adds an arbitrary resource.
     pub(crate) fn with(mut self, name: &str, any: Any) -> ScriptResponse {
         self.items.push((name.to_owned(), any));
         self
@@ -225,13 +227,13 @@ impl ScriptResponse {
         self
     }
 
-    /// Removes resources; only the delta variant says so.
+    /// Removes resources. Only the delta variant encodes it.
     pub(crate) fn removing(mut self, names: &[&str]) -> ScriptResponse {
         self.removed = names.iter().map(|name| (*name).to_owned()).collect();
         self
     }
 
-    /// Says why a resource is not sent.
+    /// Adds the error of a resource (TP3).
     pub(crate) fn error(mut self, name: &str, code: i32, message: &str) -> ScriptResponse {
         self.errors.push(ResourceError {
             resource_name: Some(ResourceName { name: name.to_owned() }),
@@ -240,7 +242,7 @@ impl ScriptResponse {
         self
     }
 
-    /// Is of another type than its resources.
+    /// Sets a type URL that differs from that of the resources.
     pub(crate) fn of_type(mut self, type_url: &str) -> ScriptResponse {
         type_url.clone_into(&mut self.type_url);
         self
@@ -280,19 +282,19 @@ impl ScriptResponse {
     }
 }
 
-/// What happens in the world.
+/// Events of the script.
 impl ClientScript {
-    /// A client that speaks the state of the world and knows [`MarkParser`].
+    /// Creates a state-of-the-world client with [`MarkParser`].
     pub(crate) fn new(bootstrap: Bootstrap) -> ClientScript {
         ClientScript::with(bootstrap, MarkParser, XdsVariant::StateOfTheWorld)
     }
 
-    /// A client of the other variant.
+    /// Creates a client of the delta variant.
     pub(crate) fn delta(bootstrap: Bootstrap) -> ClientScript {
         ClientScript::with(bootstrap, MarkParser, XdsVariant::Delta)
     }
 
-    /// A client of these servers with randomness of its own.
+    /// Creates a client of these servers with this random seed.
     pub(crate) fn seeded(seed: u64, servers: &[&str]) -> ClientScript {
         let mut world = ClientScript::new(bootstrap(servers));
         let rng = Rng::fixed(seed);
@@ -301,7 +303,7 @@ impl ClientScript {
         world
     }
 
-    /// Any client.
+    /// Creates a client with any parser and variant.
     pub(crate) fn with(
         bootstrap: Bootstrap,
         parser: impl ParseResource + Send + Sync + 'static,
@@ -323,13 +325,13 @@ impl ClientScript {
         }
     }
 
-    /// The same client with another grace period for deleted resources.
+    /// Sets the grace period of deleted resources.
     pub(crate) fn deletion_grace(mut self, grace: Duration) -> ClientScript {
         self.client = self.client.with_deletion_grace(grace);
         self
     }
 
-    /// A subscriber that wants these.
+    /// Adds a subscriber to these resources.
     pub(crate) fn channel(&mut self, names: &[(ResourceType, &str)]) -> SubscriberId {
         let id = self.client.add_subscriber();
         self.wants(id, names);
@@ -349,7 +351,7 @@ impl ClientScript {
         self.run();
     }
 
-    /// The server accepts the stream.
+    /// Accepts the stream on this server.
     pub(crate) fn accepts(&mut self, server: &str) {
         let link = self.links.get_mut(server).expect("the client dials this server");
         assert!(!link.open, "{server} has accepted already");
@@ -359,20 +361,20 @@ impl ClientScript {
         self.run();
     }
 
-    /// The server cannot be reached.
+    /// Refuses the connection.
     pub(crate) fn refuses(&mut self, server: &str) {
         assert!(!self.link(server).open, "{server} has accepted");
         self.ends(server, "connection refused");
     }
 
-    /// The stream ends.
+    /// Ends the stream with UNAVAILABLE.
     pub(crate) fn ends(&mut self, server: &str, message: &str) {
         let stream = self.links.remove(server).expect("a stream").stream;
         self.client.handle(AdsEvent::Closed { stream, status: Status::unavailable(message) }, self.now);
         self.run();
     }
 
-    /// The server sends a response; answers its nonce.
+    /// Sends a response and returns its nonce.
     pub(crate) fn sends(&mut self, server: &str, reply: ScriptResponse) -> String {
         self.nonces += 1;
         let nonce = format!("n{}", self.nonces);
@@ -381,7 +383,7 @@ impl ClientScript {
         nonce
     }
 
-    /// The server sends anything.
+    /// Sends arbitrary bytes on the stream.
     pub(crate) fn sends_bytes(&mut self, server: &str, bytes: &[u8]) {
         let link = self.links.get_mut(server).expect("a stream");
         assert!(link.reads, "the client does not read from {server}");
@@ -391,14 +393,14 @@ impl ClientScript {
         self.run();
     }
 
-    /// The driver does not take in what the server sends.
+    /// Reports a protocol error of the driver for the server's message.
     pub(crate) fn refuses_response(&mut self, server: &str, why: &str) {
         let stream = self.links.get(server).expect("a stream").stream;
         self.client.handle(AdsEvent::ProtocolError { stream, why }, self.now);
         self.run();
     }
 
-    /// What was under way is on the wire.
+    /// Completes the write of the request in flight.
     pub(crate) fn write(&mut self, server: &str) {
         let link = self.links.get_mut(server).expect("a stream");
         let request = link.in_flight.take().unwrap_or_else(|| panic!("nothing is under way to {server}"));
@@ -408,14 +410,14 @@ impl ClientScript {
         self.run();
     }
 
-    /// A subscriber has dealt with what changed.
+    /// Marks the changes of a subscriber as processed.
     pub(crate) fn process(&mut self, id: SubscriberId) {
         assert!(self.unprocessed.remove(&id), "nothing changed for {id:?}");
         self.client.processed(id);
         self.run();
     }
 
-    /// Time passes, and everything that is due meanwhile happens.
+    /// Advances the time and handles every deadline on the way.
     pub(crate) fn passes(&mut self, wait: Duration) {
         let until = self.now + wait;
         while let Some(at) = self.client.next_deadline().filter(|at| *at <= until) {
@@ -428,12 +430,12 @@ impl ClientScript {
         self.now = until;
     }
 
-    /// The same but for the last nanosecond.
+    /// Advances the time by `wait` less one nanosecond.
     pub(crate) fn nearly_passes(&mut self, wait: Duration) {
         self.passes(wait.saturating_sub(Duration::from_nanos(1)));
     }
 
-    /// Time passes until the client dials this server again.
+    /// Advances the time until the client dials this server again.
     pub(crate) fn redials(&mut self, server: &str) {
         while !self.links.contains_key(server) {
             let at = self.client.next_deadline().expect("another attempt");
@@ -441,7 +443,7 @@ impl ClientScript {
         }
     }
 
-    /// The driver: carries out what the client asks for.
+    /// Performs the effects that the client returns.
     fn run(&mut self) {
         loop {
             while let Some(effect) = self.client.poll_effect() {
@@ -508,29 +510,29 @@ impl ClientScript {
     }
 }
 
-/// What can be seen of it.
+/// Observations of the client.
 impl ClientScript {
-    /// The requests that a server got since this was last asked.
+    /// Takes the requests that a server received.
     pub(crate) fn requests(&mut self, server: &str) -> Vec<String> {
         self.requests.remove(server).unwrap_or_default()
     }
 
-    /// The servers that were dialled since this was last asked.
+    /// Takes the names of the dialled servers.
     pub(crate) fn dialled(&mut self) -> Vec<String> {
         std::mem::take(&mut self.opened)
     }
 
-    /// Warnings, notes and closed streams since this was last asked.
+    /// Takes warnings, notes and closed streams.
     pub(crate) fn log(&mut self) -> Vec<String> {
         std::mem::take(&mut self.log)
     }
 
-    /// For whom something changed since this was last asked.
+    /// Takes the subscribers with changes.
     pub(crate) fn changed(&mut self) -> Vec<SubscriberId> {
         std::mem::take(&mut self.changed).into_iter().collect()
     }
 
-    /// The servers that there are streams to, open or not.
+    /// Returns the servers with a stream, open or opening.
     pub(crate) fn streams(&self) -> Vec<&str> {
         self.links.keys().map(String::as_str).collect()
     }
