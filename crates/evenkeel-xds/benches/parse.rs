@@ -28,7 +28,7 @@ use evenkeel_xds::resource::{RejectedResource, ResourceParser, ResourceType};
 use testkit::resources;
 
 const ROUNDS: usize = 7;
-/// Minimum number of items per round. Small resources are parsed repeatedly to reach it.
+/// Approximate number of items per round. Small resources are parsed repeatedly to reach it.
 const ITEMS: usize = 20_000;
 
 fn main() -> ExitCode {

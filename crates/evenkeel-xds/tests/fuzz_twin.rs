@@ -117,7 +117,7 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     prop::collection::vec(change, 1..5)
 }
 
-/// What names and bootstraps are mostly made of.
+/// Frequent parts of names and bootstraps.
 const PARTS: &[&str] = &[
     "xdstp:",
     "//",

@@ -1,4 +1,4 @@
-//! What the choice of a route costs in memory, counted by the allocator.
+//! Allocations of route selection, counted by the allocator.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -31,7 +31,7 @@ fn problems_of_text(text: &str) -> String {
     error.strip_prefix("bootstrap: ").expect("says what is broken").to_owned()
 }
 
-/// A server that anybody would accept.
+/// Minimal valid server config.
 fn server(uri: &str) -> Value {
     json!({"server_uri": uri, "channel_creds": [{"type": "insecure"}]})
 }
@@ -723,7 +723,7 @@ fn authorities_have_servers_and_templates() {
     assert_eq!(template("a b/c"), "xdstp://a%20b%2Fc/envoy.config.listener.v3.Listener/%s");
 }
 
-/// Where a value stands in JSON.
+/// Collects the paths of all values in a JSON value.
 fn places(value: &Value, at: String, all: &mut Vec<String>) {
     match value {
         Value::Object(map) => map.iter().for_each(|(key, value)| {

@@ -1,4 +1,4 @@
-//! Subscriptions, answers and errors on one stream of the state of the world.
+//! Subscriptions, ACKs and errors on one state-of-the-world stream.
 
 use std::time::Duration;
 
@@ -361,7 +361,7 @@ fn unsubscribing_and_subscribing_within_a_round_trip() {
     world.sends("one", reply(Cluster, "1", &["a=1", "b=1"]));
     world.requests("one");
     world.holds_writes = true;
-    // Something else is under way: the server hears of neither.
+    // Another request is in flight, so the server receives neither change.
     world.wants(id, &[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
     world.wants(id, &[(Cluster, "b"), (Endpoints, "e")]);
     assert_eq!(world.sees(Cluster, "a"), "");
@@ -369,7 +369,7 @@ fn unsubscribing_and_subscribing_within_a_round_trip() {
     assert_eq!(world.sees(Cluster, "a"), "1");
     world.write("one");
     assert_eq!(world.requests("one"), ["endpoints [e]"]);
-    // The server hears of both.
+    // The server receives both changes.
     world.wants(id, &[(Cluster, "b"), (Endpoints, "e")]);
     world.wants(id, &[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
     assert_eq!(world.sees(Cluster, "a"), "1", "not forgotten before the server knows");
@@ -501,7 +501,7 @@ fn nonsense_ends_the_stream() {
     assert!(wait >= Duration::from_millis(800), "no hurry, although there was a response: {wait:?}");
 }
 
-/// What an old stream says late is not taken for the new one's.
+/// Late events of an old stream are ignored.
 #[test]
 fn old_streams_are_not_heard() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
@@ -566,7 +566,7 @@ fn a_bootstrap_without_servers_is_an_error() {
     assert!(world.sees(Cluster, "a").starts_with(text), "{}", world.sees(Cluster, "a"));
 }
 
-/// Subscribers that left are nobody.
+/// Removed subscribers are ignored.
 #[test]
 fn who_left_wants_nothing() {
     let mut world = world();

@@ -486,7 +486,7 @@ fn a_list_of_policies_must_be_right() {
         "load_balancing_policy: policy \"ring_hash_experimental\": \
          loadBalancingConfig[0].ring_hash_experimental.minRingSize: expected a whole number, not negative, found \"many\""
     );
-    // What is quoted from outside stays on one line, and short.
+    // Quoted external text stays on one line and is truncated.
     let name = format!("x\n{}", "y".repeat(10_000));
     let entry = prost_types::Struct { fields: [(name, 1.0.into())].into() };
     let kind = prost_types::value::Kind::StructValue(entry);

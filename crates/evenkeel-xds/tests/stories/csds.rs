@@ -1,4 +1,4 @@
-//! What the client tells tools about itself.
+//! Client status over CSDS.
 
 use std::fmt::Write as _;
 

@@ -71,7 +71,7 @@ enum TestEvent {
     Spoiled(ResourceType, String),
     Refused(ResourceType, String, i32),
     Deleted(ResourceType, String),
-    /// So many endpoints.
+    /// EDS resources are sent: the index of each, with its number of endpoints.
     Endpoints(Vec<(usize, usize)>),
     Resolved(bool),
     /// Which clusters policies ask for.
@@ -172,7 +172,7 @@ impl TestChannel {
     }
 }
 
-/// How a channel balances and routes.
+/// Balancing and routing config of a channel.
 struct RetainedViews(Option<Arc<XdsConfig>>, Option<Arc<ConfigSelector>>);
 
 /// One client with a channel that looks at everything and one that takes the short way.
@@ -186,7 +186,7 @@ struct Story {
     dynamic: Vec<Arc<str>>,
     calls: Vec<[Option<SelectedRoute>; 2]>,
     sent: u64,
-    /// How often the short way was taken.
+    /// Number of endpoints-only updates.
     glances: usize,
 }
 

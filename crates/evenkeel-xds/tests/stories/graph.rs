@@ -97,7 +97,7 @@ impl Story {
         self.watches().resources.iter().map(|(kind, name)| format!("{kind} {name}")).collect()
     }
 
-    /// Why a cluster cannot be used.
+    /// Returns the error of a cluster.
     fn problem(&mut self, cluster: &str) -> String {
         match self.config().clusters.cluster(cluster).expect("a known cluster") {
             Err(status) => status.message().to_owned(),

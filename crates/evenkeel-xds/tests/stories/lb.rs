@@ -57,7 +57,7 @@ fn registry() -> Registry {
     registry
 }
 
-/// What the core reads from it in the end, too.
+/// Returns the policy that the core parses from the config.
 fn parsed(config: &Value, registry: &Registry) -> Result<String, ConfigError> {
     registry.parse(config).map(|config| config.policy().to_owned())
 }
@@ -90,7 +90,7 @@ fn the_first_supported_entry_counts() {
     check([unknown("a.Maglev"), unknown("b.Random"), round_robin()], &rr);
     check([custom("myorg.Other", &[]), round_robin()], &rr);
     check([custom("myorg.Custom", &[]), round_robin()], &json!([{"myorg.Custom": {}}]));
-    // What comes after it may be as wrong as it likes.
+    // Later entries are not validated.
     check([round_robin(), wrr_locality([])], &rr);
 }
 
@@ -408,7 +408,7 @@ fn random_subsetting() {
     let at = "policies[0].typed_extension_config.typed_config";
     let bare = RandomSubsetting { subset_size: Some(7), child_policy: None };
     assert_eq!(refused([any(&bare)]), format!("{at}.child_policy: must be set: a list of policies"));
-    // What the core refuses comes through as it is.
+    // Errors of the core's parser are passed on unchanged.
     for subset_size in [None, Some(0)] {
         let entry = RandomSubsetting { subset_size, ..entry.clone() };
         let (config, _) = convert(&list([any(&entry)])).unwrap();

@@ -50,7 +50,7 @@ impl LrsScript {
         self.store.cluster("lrs", name, None, self.now)
     }
 
-    /// What to do now, in words.
+    /// Polls the client and returns its effects as text.
     fn poll(&mut self) -> Vec<String> {
         let effects = self.reporter.poll(self.now);
         let mut words = Vec::new();
@@ -424,7 +424,7 @@ fn the_last_report_and_the_end() {
     lrs.now += secs(1);
     assert_eq!(lrs.poll(), ["send d/ 1s .z.: 1 issued 1 ok 0 failed 0 open", "close"]);
     assert_eq!((lrs.reporter.next_deadline(), lrs.store.servers()), (None, vec![]));
-    // What is still said of the old stream is ignored.
+    // Late events of the old stream are ignored.
     let old = lrs.stream.unwrap();
     let again = lrs.cluster("c");
     assert_eq!(lrs.poll(), ["open lrs"]);
@@ -440,7 +440,7 @@ fn the_last_report_and_the_end() {
 #[test]
 fn the_last_report_is_tried_not_forced() {
     let counted = |lrs: &mut LrsScript| ok(&lrs.cluster("c"));
-    // Nobody counts any more before the stream was even opened.
+    // The last cluster stops reporting before the stream is open.
     let mut lrs = LrsScript::new();
     counted(&mut lrs);
     assert_eq!(lrs.poll(), ["open lrs"]);
@@ -461,7 +461,7 @@ fn the_last_report_is_tried_not_forced() {
     lrs.poll();
     assert_eq!(lrs.closed(&Status::unavailable("gone")).len(), 1);
     assert_eq!((lrs.reporter.next_deadline(), lrs.store.servers()), (None, vec![]));
-    // Somebody counts again in time.
+    // A cluster reports again in time.
     let mut lrs = LrsScript::new();
     counted(&mut lrs);
     lrs.poll();

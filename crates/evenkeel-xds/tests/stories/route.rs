@@ -636,7 +636,7 @@ fn auto_host_rewrite_needs_trust() {
     }
 }
 
-/// What has no effect is told, not dropped in silence.
+/// Fields without effect produce warnings.
 #[test]
 fn fields_without_effect_are_told() {
     let mut config = routes([
@@ -950,7 +950,7 @@ fn the_number_of_routes_has_a_limit() {
     assert_eq!(with(2), ["virtual_hosts: there are 3 routes; at most 2 are allowed"]);
 }
 
-/// Foreign text is escaped and cut before it stands in a message.
+/// External text is escaped and truncated in messages.
 #[test]
 fn foreign_text_is_escaped_and_cut() {
     let mut name = "\u{1b}[31m".to_owned();

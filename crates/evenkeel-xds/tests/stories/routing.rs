@@ -81,7 +81,7 @@ fn selector(list: impl IntoIterator<Item = Route>) -> ConfigSelector {
     selector_with(routes(list), vec![], None, &quiet())
 }
 
-/// Where a call goes, or its status.
+/// Returns the cluster of a call, or its status.
 fn way(
     selector: &ConfigSelector,
     path: &str,
@@ -215,7 +215,7 @@ fn timeouts() {
     check(None, None, None, Some(0), None);
     check(Some(20), None, None, Some(10), Some(10));
     check(Some(5), None, None, Some(10), Some(5));
-    // A route that says nothing at all about time.
+    // A route without any timeout.
     let plain = selector_with(routes([route("/", "c")]), vec![], Some(10), &quiet());
     assert_eq!(select(&plain, &[]).timeout(None), Some(Duration::from_secs(10)));
 }

@@ -537,27 +537,27 @@ impl ClientScript {
         self.links.keys().map(String::as_str).collect()
     }
 
-    /// Whether a stream to this server is open.
+    /// Returns true if a stream to this server is open.
     pub(crate) fn is_open(&self, server: &str) -> bool {
         self.links.get(server).is_some_and(|link| link.open)
     }
 
-    /// Whether the client would take a message from this server.
+    /// Returns true if the client reads from this server.
     pub(crate) fn reads(&self, server: &str) -> bool {
         self.links.get(server).is_some_and(|link| link.reads)
     }
 
-    /// Whether a request to this server is not on the wire yet.
+    /// Returns true if a request to this server is in flight.
     pub(crate) fn is_writing(&self, server: &str) -> bool {
         self.links.get(server).is_some_and(|link| link.in_flight.is_some())
     }
 
-    /// What a server believes that the client wants.
+    /// Returns the subscription as a server knows it.
     pub(crate) fn told(&self, server: &str) -> BTreeSet<(ResourceType, String)> {
         self.links.get(server).map(|link| link.told.clone()).unwrap_or_default()
     }
 
-    /// The same once it has heard what is under way.
+    /// Returns the subscription after the request in flight.
     pub(crate) fn will_be_told(&self, server: &str) -> BTreeSet<(ResourceType, String)> {
         let Some(link) = self.links.get(server) else { return BTreeSet::new() };
         let mut copy = ScriptStream { in_flight: None, told: link.told.clone(), ..*link };
@@ -567,7 +567,7 @@ impl ClientScript {
         copy.told
     }
 
-    /// Who has yet to deal with a change.
+    /// Returns the subscribers with unprocessed changes.
     pub(crate) fn unprocessed(&self) -> Vec<SubscriberId> {
         self.unprocessed.iter().copied().collect()
     }
@@ -577,7 +577,7 @@ impl ClientScript {
         self.link(server).stream
     }
 
-    /// How a resource stands.
+    /// Returns the state of a resource as text.
     pub(crate) fn sees(&self, kind: ResourceType, name: &str) -> String {
         let seen = self.client.resource_state(kind, name);
         let value = match seen.value {

@@ -127,7 +127,7 @@ impl TestMesh {
         }
     }
 
-    /// Where a call goes, or what becomes of it.
+    /// Returns the endpoint of a call, or its outcome.
     fn call(&mut self, path: &str) -> String {
         match self.select(path) {
             Ok(selected) => self.pick(&selected),
@@ -406,7 +406,7 @@ enum TestEvent {
     BackendUp(usize),
     /// A call begins and holds on to its cluster.
     Begins,
-    /// The call that has been under way longest ends.
+    /// Ends the oldest call.
     Ends,
 }
 

@@ -502,7 +502,7 @@ fn names_of_one_type() {
     assert_eq!(refused(&with(vec![bare])), format!("{at}.matcher: {NO_PATTERN}"));
 }
 
-/// Two securities are the same if they say the same, patterns included.
+/// Configs are equal if all their fields are equal, including patterns.
 #[test]
 fn securities_are_compared() {
     let names = |pattern: &str| security(&with_names(vec![self::pattern(regex(pattern))]));

@@ -57,7 +57,7 @@ fn decide(
     Some((injected.delay.map(|delay| delay.as_millis()), injected.abort.map(|status| status.code())))
 }
 
-/// How many calls of a hundred thousand meet a fault.
+/// Returns the number of calls with a fault, of a hundred thousand.
 fn hits(config: &FaultConfig, headers: &[(&str, &str)]) -> usize {
     (0..100_000).filter(|entropy| decide(config, headers, *entropy).is_some()).count()
 }

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use super::{selector, way};
 use crate::route::{header, matching, regex};
 
-/// Whether a route with this match takes the call.
+/// Returns true if a route with this match matches the call.
 fn takes(change: impl FnOnce(&mut RouteMatch), path: &str, headers: &[(&str, &str)], entropy: u64) -> bool {
     way(&selector([matching(change)]), path, headers, entropy).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Routes change while calls are under way.
+//! Route changes during calls.
 
 #![expect(clippy::disallowed_methods, reason = "these stories are about threads")]
 
