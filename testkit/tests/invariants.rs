@@ -40,7 +40,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "testkit",
         ],
     ),
-    ("testkit", &["evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
+    ("testkit", &["evenkeel-control", "evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
 ];
 
 /// What the core may take from others. It is small because the core stands below everything.

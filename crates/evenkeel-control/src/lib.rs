@@ -7,7 +7,7 @@
 //!
 //! For tests of clients: change a resource, then wait for the reaction ([`SnapshotCache::wait_acked`],
 //! [`SnapshotCache::wait_nacked`], [`SnapshotCache::wait_until`]). [`FaultModes`] imitate control planes that are
-//! difficult for clients.
+//! difficult for clients, and [`SnapshotCache::record_requests`] keeps every request.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,9 @@ pub use mesh::{
     MeshError, MeshErrors, OutlierDetection, RetryOn, Route, RouteHash, RouteRetry, Service, SuccessRate,
     TrafficFraction,
 };
-pub use records::{ClientEvent, ClientEventKind, ClientRecord, Nack, SubscribedNames, TypeRecord};
+pub use records::{
+    ClientEvent, ClientEventKind, ClientRecord, ClientRequest, Nack, SubscribedNames, TypeRecord,
+};
 pub use resources::{NamedResource, ResourceSet};
 pub use server::{ControlPlane, ControlPlaneBuilder};
 pub use service::DiscoveryService;

@@ -8,6 +8,8 @@ use std::time::SystemTime;
 
 use evenkeel_proto::envoy::config::core::v3::Node;
 use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
+use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest};
+use evenkeel_proto::envoy::service::load_stats::v3::LoadStatsRequest;
 
 use crate::snapshot::ProtocolVariant;
 
@@ -77,6 +79,36 @@ pub(crate) fn user_agent(node: &Node) -> String {
             format!("{} {version}", node.user_agent_name)
         }
         Some(UserAgentVersionType::UserAgentBuildVersion(_)) | None => node.user_agent_name.clone(),
+    }
+}
+
+/// Request of a client as it was received, for tests of clients.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ClientRequest {
+    /// Request of a state-of-the-world stream.
+    Discovery(DiscoveryRequest),
+    /// Request of a delta stream.
+    DeltaDiscovery(DeltaDiscoveryRequest),
+    /// Request of a load reporting stream.
+    LoadStats(LoadStatsRequest),
+}
+
+impl From<DiscoveryRequest> for ClientRequest {
+    fn from(request: DiscoveryRequest) -> ClientRequest {
+        ClientRequest::Discovery(request)
+    }
+}
+
+impl From<DeltaDiscoveryRequest> for ClientRequest {
+    fn from(request: DeltaDiscoveryRequest) -> ClientRequest {
+        ClientRequest::DeltaDiscovery(request)
+    }
+}
+
+impl From<LoadStatsRequest> for ClientRequest {
+    fn from(request: LoadStatsRequest) -> ClientRequest {
+        ClientRequest::LoadStats(request)
     }
 }
 

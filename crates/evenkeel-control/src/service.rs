@@ -32,6 +32,7 @@ use tonic_prost::ProstCodec;
 use tower_service::Service;
 
 use crate::limits::{LimitExceeded, MAX_NODE_TEXT_BYTES, check_length};
+use crate::records::ClientRequest;
 use crate::snapshot::ProtocolVariant;
 use crate::snapshot_cache::{ClientStream, SnapshotCache, StreamSlot};
 use crate::stream::WatchRequest;
@@ -120,7 +121,7 @@ impl DiscoveryService {
                 tokio::spawn(discovery(self.cache.clone(), client_stream, fixed_type, requests, sender));
             }
             ServiceMethod::LoadStats => {
-                if self.cache.state().fault_modes.refuse_lrs {
+                if !self.cache.open_lrs() {
                     return Err(Status::unimplemented("this control plane takes no load reports"));
                 }
                 tokio::spawn(load_stats(self.cache.clone(), requests(request, max_bytes), sender));
@@ -175,7 +176,7 @@ fn request_error(status: Status, cache: &SnapshotCache) -> Status {
 }
 
 /// Runs a discovery stream until the client or the control plane ends it.
-async fn discovery<M: Into<WatchRequest>>(
+async fn discovery<M: Clone + Into<ClientRequest> + Into<WatchRequest>>(
     cache: SnapshotCache,
     client_stream: ClientStream,
     fixed_type: Option<String>,
@@ -202,6 +203,7 @@ async fn discovery<M: Into<WatchRequest>>(
                     Ok(None) => return,
                     Err(status) => return sender.finish(request_error(status, &cache)),
                 };
+                cache.record_request(&request);
                 let mut request: WatchRequest = request.into();
                 if let Some(fixed_type) = &fixed_type {
                     request.type_url.clone_from(fixed_type);
@@ -241,6 +243,7 @@ async fn load_stats(cache: SnapshotCache, mut requests: Streaming<LoadStatsReque
                     Ok(None) => return,
                     Err(status) => return sender.finish(request_error(status, &cache)),
                 };
+                cache.record_request(&request);
                 let node_id = node_id.get_or_insert_with(|| request.node.unwrap_or_default().id);
                 let reported = check_length("a node id", node_id.len(), MAX_NODE_TEXT_BYTES)
                     .and_then(|()| cache.report_load(node_id, request.cluster_stats));

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use evenkeel_proto::envoy::config::core::v3::Node;
@@ -16,7 +16,7 @@ use tokio::sync::{broadcast, watch};
 use crate::ClientLimits;
 use crate::limits::{LimitExceeded, MAX_NODE_TEXT_BYTES, check_length};
 use crate::lrs::{self, DropStats, LoadStatsStore, LocalityLoadStats};
-use crate::records::{ClientEvent, ClientEventKind, ClientRecord, Nack, user_agent};
+use crate::records::{ClientEvent, ClientEventKind, ClientRecord, ClientRequest, Nack, user_agent};
 use crate::service::DiscoveryService;
 use crate::snapshot::{ProtocolVariant, ResourceSnapshot};
 use crate::stream::{AckKind, StreamState, WatchRequest};
@@ -41,9 +41,13 @@ struct CacheInner {
     clients: Mutex<BTreeMap<u64, Arc<Mutex<ConnectedClient>>>>,
     /// Number of discovery streams ever opened, rejected ones included.
     opened: AtomicU64,
+    /// Number of load reporting streams ever opened, rejected ones included.
+    lrs_opened: AtomicU64,
     /// Number of open streams, for discovery and for load reports.
     open_streams: Arc<AtomicUsize>,
     loads: Mutex<LoadStatsStore>,
+    /// Requests in the order of arrival. Unset unless they are recorded.
+    requests: OnceLock<Mutex<Vec<ClientRequest>>>,
     /// Number of changes of any kind, for [`SnapshotCache::changes`].
     changes: watch::Sender<u64>,
     events: broadcast::Sender<ClientEvent>,
@@ -96,8 +100,10 @@ impl SnapshotCache {
                 state: watch::Sender::new(state),
                 clients: Mutex::default(),
                 opened: AtomicU64::new(0),
+                lrs_opened: AtomicU64::new(0),
                 open_streams: Arc::default(),
                 loads: Mutex::default(),
+                requests: OnceLock::new(),
                 changes: watch::Sender::new(0),
                 events: broadcast::Sender::new(EVENT_CAPACITY),
             }),
@@ -161,6 +167,11 @@ impl SnapshotCache {
         self.shared.state.send_modify(|state| state.fault_modes = fault_modes);
     }
 
+    /// Returns the fault modes.
+    pub fn fault_modes(&self) -> FaultModes {
+        self.shared.state.borrow().fault_modes
+    }
+
     /// Ends all open discovery streams with OK. Clients may open others.
     pub fn close_streams(&self) {
         let opened = self.shared.opened.load(Ordering::SeqCst);
@@ -185,9 +196,27 @@ impl SnapshotCache {
         clients.into_iter().map(record).collect()
     }
 
-    /// Returns the number of discovery streams opened so far.
+    /// Returns the number of discovery streams opened so far, rejected ones included.
     pub fn streams(&self) -> u64 {
         self.shared.opened.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of load reporting streams opened so far, rejected ones included.
+    pub fn lrs_streams(&self) -> u64 {
+        self.shared.lrs_opened.load(Ordering::SeqCst)
+    }
+
+    /// Records every request from this call on, for tests of clients.
+    ///
+    /// The record has no limit: a control plane that runs for long, or serves untrusted clients, must not use it.
+    pub fn record_requests(&self) {
+        self.shared.requests.get_or_init(Mutex::default);
+    }
+
+    /// Returns the recorded requests of all clients in the order of arrival. Empty unless
+    /// [`record_requests`](SnapshotCache::record_requests) was called.
+    pub fn client_requests(&self) -> Vec<ClientRequest> {
+        self.shared.requests.get().map(|requests| lock(requests).clone()).unwrap_or_default()
     }
 
     /// Returns the reported load, by client, cluster, priority and locality.
@@ -289,6 +318,20 @@ impl SnapshotCache {
             (count < maximum).then(|| count.saturating_add(1))
         });
         opened.ok().map(|_| StreamSlot { open: Arc::clone(open) })
+    }
+
+    /// Counts a load reporting stream. Returns false if [`FaultModes::refuse_lrs`] rejects it.
+    pub(crate) fn open_lrs(&self) -> bool {
+        self.shared.lrs_opened.fetch_add(1, Ordering::SeqCst);
+        self.notify_changed();
+        !self.fault_modes().refuse_lrs
+    }
+
+    /// Adds a request to the record, if requests are recorded. The caller notifies of the change.
+    pub(crate) fn record_request<M: Clone + Into<ClientRequest>>(&self, request: &M) {
+        if let Some(requests) = self.shared.requests.get() {
+            lock(requests).push(request.clone().into());
+        }
     }
 
     /// Registers a discovery stream. Returns `None` if [`FaultModes::one_stream`] rejects it.

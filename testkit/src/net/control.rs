@@ -1,98 +1,72 @@
-//! A control plane: a real ADS server, in both variants, and a sink of load reports.
+//! Control plane of tests: a [`SnapshotCache`] on a port that survives kills.
 //!
-//! It holds resources and sends them to whoever subscribes, as the xDS protocol says: at once what exists, later what
-//! changes. What a stream is sent follows from what is held and what that stream was told, so a change that comes while
-//! nobody listens is sent when somebody does. Resources, versions, knobs and records outlive a kill.
+//! `evenkeel-control` implements ADS and LRS. This module serves its cache on a thread of its own, with TLS if needed,
+//! and counts connections. Resources, versions, fault modes and the record of requests outlive a kill. A response of a
+//! type is sent after the client has ACKed or NACKed the previous one. Resources with the same bytes are not sent again.
 
-mod streams;
-
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_proto::envoy::config::cluster::v3::Cluster;
-use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, ClusterStats};
-use evenkeel_proto::envoy::config::listener::v3::Listener;
-use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
+use evenkeel_control::{ClientRequest, FaultModes, SnapshotCache};
+pub use evenkeel_control::{NamedResource, ResourceSet};
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterStats;
 use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest};
-use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::Any;
 use serde_json::json;
 use tokio::sync::Notify;
 use tonic::transport::Server;
 
-use super::discovery::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
-use super::host::{Both, Host};
-use super::load_stats::load_reporting_service_server::LoadReportingServiceServer;
-use super::{Tls, wait_until};
+use super::host::Host;
+use super::{LONG, Tls};
 use crate::resources;
 
-/// A kind of resource that is sent on its own.
-pub trait Resource: Name {
-    /// What clients subscribe to.
-    fn resource_name(&self) -> &str;
-}
-
-impl Resource for Listener {
-    fn resource_name(&self) -> &str {
-        &self.name
-    }
-}
-
-impl Resource for RouteConfiguration {
-    fn resource_name(&self) -> &str {
-        &self.name
-    }
-}
-
-impl Resource for Cluster {
-    fn resource_name(&self) -> &str {
-        &self.name
-    }
-}
-
-impl Resource for ClusterLoadAssignment {
-    fn resource_name(&self) -> &str {
-        &self.cluster_name
-    }
-}
-
-/// A real ADS server on a real port. It dies when dropped.
+/// ADS and LRS server on a port of 127.0.0.1. Dropping it kills it.
 pub struct ControlPlane {
     host: Host,
-    shared: Arc<Shared>,
+    /// Notified when connections open and close.
+    connections_changed: Arc<Notify>,
+    cache: SnapshotCache,
 }
 
 impl ControlPlane {
-    /// A control plane without resources, on a free port of 127.0.0.1.
+    /// Starts a control plane without resources on a free port. Clients report load every second.
     pub async fn start() -> ControlPlane {
         ControlPlane::start_on(None).await
     }
 
-    /// The same with TLS.
+    /// Starts a control plane with TLS.
     pub async fn start_with_tls(tls: Tls) -> ControlPlane {
         ControlPlane::start_on(Some(tls)).await
     }
 
     async fn start_on(tls: Option<Tls>) -> ControlPlane {
-        let changed = Arc::new(Notify::new());
-        let shared = Arc::new(Shared { state: Mutex::new(State::new()), changed: Arc::clone(&changed) });
-        let host = match Host::reserve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), tls.as_ref(), changed) {
+        let connections_changed = Arc::new(Notify::new());
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let host = match Host::reserve(address, tls.as_ref(), Arc::clone(&connections_changed)) {
             Ok(host) => host,
             Err(error) => panic!("no control plane: {error}"),
         };
-        let control = ControlPlane { host, shared };
+        let cache = SnapshotCache::new();
+        cache.record_requests();
+        cache.set_lrs_interval(Duration::from_secs(1));
+        let control = ControlPlane { host, connections_changed, cache };
         control.restart().await;
         control
     }
 
-    /// Where it listens. It stays the same over restarts, and nobody else gets it.
+    /// Returns the cache, with the clients, their versions and all settings.
+    pub fn cache(&self) -> &SnapshotCache {
+        &self.cache
+    }
+
+    /// Returns the address of the server. It is reserved until the control plane is dropped.
     pub fn address(&self) -> SocketAddr {
         self.host.address()
     }
 
-    /// A bootstrap with this server, without TLS.
+    /// Returns a bootstrap with this server, without TLS.
     pub fn bootstrap(&self, node_id: &str) -> String {
         json!({
             "xds_servers": [{
@@ -105,287 +79,202 @@ impl ControlPlane {
         .to_string()
     }
 
-    /// Dies at once: connections are reset, and who dials is refused.
+    /// Kills the server: open connections are reset, and further ones are refused.
     pub fn kill(&self) {
         self.host.kill();
     }
 
     /// Serves again on the same address.
     pub async fn restart(&self) {
-        let streams = streams::Streams { shared: Arc::clone(&self.shared) };
-        let ads = AggregatedDiscoveryServiceServer::new(streams.clone());
-        let lrs = LoadReportingServiceServer::new(streams);
-        if let Err(error) = self.host.start(Server::builder(), Both(ads, lrs)).await {
+        if let Err(error) = self.host.start(Server::builder(), self.cache.service()).await {
             panic!("the control plane cannot serve on {}: {error}", self.address());
         }
     }
 
-    /// Holds this resource, new or in place of the one with its name.
-    pub fn set(&self, resource: impl Resource) {
+    /// Inserts a resource, or replaces the one with its type and name.
+    pub fn set(&self, resource: impl NamedResource) {
         self.update(|resources| resources.set(resource));
     }
 
-    /// Holds these bytes under this name, whatever they are: what cannot be decoded, or is of another type.
-    pub fn set_raw<T: Resource>(&self, name: &str, resource: Any) {
-        self.update(|resources| resources.set_raw::<T>(name, resource));
+    /// Inserts these bytes under this name. They may be malformed, or of another type.
+    pub fn set_raw<T: NamedResource>(&self, name: &str, resource: Any) {
+        self.update(|resources| resources.set_any(&T::type_url(), name, resource));
     }
 
-    /// Holds endpoints of a cluster, all in one locality.
+    /// Sets the endpoints of a cluster, all in one locality.
     pub fn set_endpoints(&self, cluster: &str, addresses: &[SocketAddr]) {
         self.update(|resources| resources.set_endpoints(cluster, addresses));
     }
 
-    /// Holds this resource no longer.
-    pub fn remove<T: Resource>(&self, name: &str) {
+    /// Removes a resource, if it is there.
+    pub fn remove<T: NamedResource>(&self, name: &str) {
         self.update(|resources| resources.remove::<T>(name));
     }
 
-    /// Holds all that `service` needs; see [`Resources::serve`].
+    /// Sets all resources of a service; see [`ResourceSetExt::serve`].
     pub fn serve(&self, service: &str, cluster: &str, addresses: &[SocketAddr]) {
         self.update(|resources| resources.serve(service, cluster, addresses));
     }
 
-    /// Changes several resources before anything is sent.
-    pub fn update(&self, change: impl FnOnce(&mut Resources)) {
-        self.change(|state| {
-            state.resources.touched.clear();
-            change(&mut state.resources);
-        });
+    /// Changes several resources atomically.
+    pub fn update(&self, change: impl FnOnce(&mut ResourceSet)) {
+        self.cache.update(change);
     }
 
-    /// Reads and answers nothing, or does so again. What was held back is sent then.
+    /// Sets [`FaultModes::silent`].
     pub fn silent(&self, silent: bool) {
-        self.change(|state| state.silent = silent);
+        self.cache.set_fault_modes(FaultModes { silent, ..self.cache.fault_modes() });
     }
 
-    /// From here on refuses ADS streams while one is open, as Istio's agent does.
+    /// Sets [`FaultModes::one_stream`].
     pub fn only_one_stream(&self) {
-        self.change(|state| state.only_one_stream = true);
+        self.cache.set_fault_modes(FaultModes { one_stream: true, ..self.cache.fault_modes() });
     }
 
-    /// Ends all open ADS streams with status OK. Clients may open others.
-    pub fn close_streams(&self) {
-        self.change(|state| state.closed = state.streams);
-    }
-
-    /// How often clients are to report load. One second unless set.
-    pub fn lrs_interval(&self, interval: Duration) {
-        self.change(|state| state.lrs_interval = interval);
-    }
-
-    /// From here on answers load reporting streams with UNIMPLEMENTED.
+    /// Sets [`FaultModes::refuse_lrs`].
     pub fn lrs_unimplemented(&self) {
-        self.change(|state| state.lrs_unimplemented = true);
+        self.cache.set_fault_modes(FaultModes { refuse_lrs: true, ..self.cache.fault_modes() });
     }
 
-    /// Connections that were accepted.
+    /// Ends all open ADS streams with OK. Clients may open others.
+    pub fn close_streams(&self) {
+        self.cache.close_streams();
+    }
+
+    /// Returns the number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.host.accepted()
     }
 
-    /// Connections that are open.
+    /// Returns the number of open connections.
     pub fn open_connections(&self) -> usize {
         self.host.open()
     }
 
-    /// ADS streams that were opened, of both variants, refused ones too.
-    pub fn streams(&self) -> usize {
-        self.shared.lock().streams
+    /// Returns the number of ADS streams opened so far, rejected ones included.
+    pub fn streams(&self) -> u64 {
+        self.cache.streams()
     }
 
-    /// ADS streams that are open.
+    /// Returns the number of open ADS streams.
     pub fn open_streams(&self) -> usize {
-        self.shared.lock().open_streams
+        self.cache.clients().len()
     }
 
-    /// Everything that clients said in the state-of-the-world variant.
+    /// Returns the number of load reporting streams opened so far, rejected ones included.
+    pub fn lrs_streams(&self) -> u64 {
+        self.cache.lrs_streams()
+    }
+
+    /// Returns all requests of state-of-the-world streams.
     pub fn requests(&self) -> Vec<DiscoveryRequest> {
-        self.shared.lock().requests.clone()
+        self.recorded(|request| match request {
+            ClientRequest::Discovery(request) => Some(request),
+            _ => None,
+        })
     }
 
-    /// Everything that clients said in the delta variant.
+    /// Returns all requests of delta streams.
     pub fn delta_requests(&self) -> Vec<DeltaDiscoveryRequest> {
-        self.shared.lock().delta_requests.clone()
+        self.recorded(|request| match request {
+            ClientRequest::DeltaDiscovery(request) => Some(request),
+            _ => None,
+        })
     }
 
-    /// What open streams are subscribed to, of this type.
-    pub fn subscribed<T: Resource>(&self) -> BTreeSet<String> {
-        let state = self.shared.lock();
-        let of_type = state.subscribed.iter().filter(|((_, type_url), _)| *type_url == T::type_url());
-        of_type.flat_map(|(_, names)| names.iter().cloned()).collect()
-    }
-
-    /// The version of this type: how often it changed.
-    pub fn version<T: Resource>(&self) -> u64 {
-        self.shared.lock().resources.kind(&T::type_url()).version
-    }
-
-    /// The latest version of this type that a client accepted; 0 if none.
-    pub fn acked<T: Resource>(&self) -> u64 {
-        self.shared.lock().acked.get(&T::type_url()).copied().unwrap_or_default()
-    }
-
-    /// What clients rejected: type URL and error.
+    /// Returns the type URL and the error of all NACKs.
     pub fn nacks(&self) -> Vec<(String, String)> {
-        self.shared.lock().nacks.clone()
+        self.recorded(|request| {
+            let (type_url, error) = match request {
+                ClientRequest::Discovery(request) => (request.type_url, request.error_detail),
+                ClientRequest::DeltaDiscovery(request) => (request.type_url, request.error_detail),
+                _ => return None,
+            };
+            Some((type_url, error?.message))
+        })
     }
 
-    /// Load reporting streams that were opened, refused ones too.
-    pub fn lrs_streams(&self) -> usize {
-        self.shared.lock().lrs_streams
-    }
-
-    /// What clients reported, in the order in which it came.
+    /// Returns all load reports in the order of arrival.
     pub fn load_reports(&self) -> Vec<ClusterStats> {
-        self.shared.lock().load_reports.clone()
+        let reports = self.recorded(|request| match request {
+            ClientRequest::LoadStats(request) => Some(request.cluster_stats),
+            _ => None,
+        });
+        reports.into_iter().flatten().collect()
     }
 
-    /// Waits until a client has accepted the version that this type has now. Somebody must subscribe to what
-    /// changed last, or it is never sent.
-    pub async fn wait_acked<T: Resource>(&self) {
-        let version = self.version::<T>();
-        self.wait_until(|control| control.acked::<T>() >= version).await;
+    fn recorded<T>(&self, select: impl FnMut(ClientRequest) -> Option<T>) -> Vec<T> {
+        self.cache.client_requests().into_iter().filter_map(select).collect()
     }
 
-    /// Waits until something is as the test wants it. Panics if that takes longer than anything takes.
+    /// Returns the names of this type that open streams subscribe to.
+    pub fn subscribed<T: NamedResource>(&self) -> BTreeSet<String> {
+        let mut clients = self.cache.clients();
+        let types = clients.iter_mut().filter_map(|client| client.types.remove(&T::type_url()));
+        types.flat_map(|record| record.subscribed.names).collect()
+    }
+
+    /// Returns the version of this type: the number of its changes.
+    pub fn version<T: NamedResource>(&self) -> u64 {
+        self.cache.version::<T>()
+    }
+
+    /// Waits until every client that subscribes to this type has ACKed its current resources.
+    pub async fn wait_acked<T: NamedResource>(&self) {
+        self.bounded(self.cache.wait_acked::<T>()).await;
+    }
+
+    /// Waits until `condition` returns true. It is evaluated again after every change of the cache or a connection.
     pub async fn wait_until(&self, condition: impl Fn(&ControlPlane) -> bool) {
-        let records = || {
-            let state = self.shared.lock();
-            format!(
-                "control plane: {} streams, {} open; subscribed: {:?}; acked: {:?}; nacks: {:?}",
-                state.streams, state.open_streams, state.subscribed, state.acked, state.nacks
-            )
+        let mut cache_changes = self.cache.changes();
+        let condition_met = async {
+            loop {
+                cache_changes.mark_unchanged();
+                let connections_changed = self.connections_changed.notified();
+                tokio::pin!(connections_changed);
+                // Enabled before the condition is evaluated, so that no change is missed.
+                connections_changed.as_mut().enable();
+                if condition(self) {
+                    return;
+                }
+                tokio::select! {
+                    _ = cache_changes.changed() => {}
+                    () = connections_changed => {}
+                }
+            }
         };
-        wait_until(&self.shared.changed, || condition(self).then_some(()), records).await;
+        self.bounded(condition_met).await;
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.shared.lock());
-        self.shared.changed.notify_waiters();
+    /// Waits for a condition. Panics with the state of the control plane if that takes too long.
+    async fn bounded(&self, condition_met: impl Future<Output = ()>) {
+        if tokio::time::timeout(LONG, condition_met).await.is_err() {
+            let (streams, clients, nacks) = (self.streams(), self.cache.clients(), self.nacks());
+            panic!("waited in vain; control plane: {streams} streams; open: {clients:?}; NACKs: {nacks:?}");
+        }
     }
 }
 
-/// What a control plane holds. Every type has a version that goes up with each update that touches it.
-#[derive(Default)]
-pub struct Resources {
-    kinds: BTreeMap<String, Kind>,
-    /// The types that this update has touched.
-    touched: BTreeSet<String>,
+/// Conveniences of tests for a [`ResourceSet`].
+pub trait ResourceSetExt {
+    /// Sets the endpoints of a cluster, all in one locality.
+    fn set_endpoints(&mut self, cluster: &str, addresses: &[SocketAddr]);
+
+    /// Sets a listener `service`, its routes under the same name, a `cluster` for all calls, and its endpoints.
+    fn serve(&mut self, service: &str, cluster: &str, addresses: &[SocketAddr]);
 }
 
-impl Resources {
-    /// Holds this resource, new or in place of the one with its name.
-    // By value: callers make what they set.
-    #[allow(clippy::needless_pass_by_value)]
-    pub fn set<T: Resource>(&mut self, resource: T) {
-        self.set_raw::<T>(resource.resource_name(), resources::any(&resource));
-    }
-
-    /// Holds these bytes under this name, whatever they are.
-    pub fn set_raw<T: Resource>(&mut self, name: &str, resource: Any) {
-        let kind = self.touch::<T>();
-        kind.held.insert(name.to_owned(), Held { version: kind.version, resource });
-    }
-
-    /// Holds endpoints of a cluster, all in one locality.
-    pub fn set_endpoints(&mut self, cluster: &str, addresses: &[SocketAddr]) {
+impl ResourceSetExt for ResourceSet {
+    fn set_endpoints(&mut self, cluster: &str, addresses: &[SocketAddr]) {
         let addresses: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
         let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
         self.set(resources::load_assignment(cluster, &addresses));
     }
 
-    /// Holds this resource no longer.
-    pub fn remove<T: Resource>(&mut self, name: &str) {
-        self.touch::<T>().held.remove(name);
-    }
-
-    /// Holds a listener `service`, its routes under the same name, a `cluster` that all calls go to, and its endpoints.
-    pub fn serve(&mut self, service: &str, cluster: &str, addresses: &[SocketAddr]) {
+    fn serve(&mut self, service: &str, cluster: &str, addresses: &[SocketAddr]) {
         self.set(resources::listener_with_rds(service, service));
         self.set(resources::route_config(service, cluster));
         self.set(resources::cluster(cluster));
         self.set_endpoints(cluster, addresses);
-    }
-
-    fn touch<T: Resource>(&mut self) -> &mut Kind {
-        let kind = self.kinds.entry(T::type_url()).or_default();
-        if self.touched.insert(T::type_url()) {
-            kind.version += 1;
-        }
-        kind
-    }
-
-    fn kind(&self, type_url: &str) -> &Kind {
-        const NONE: &Kind = &Kind { version: 0, held: BTreeMap::new() };
-        self.kinds.get(type_url).unwrap_or(NONE)
-    }
-}
-
-/// The resources of one type by name.
-#[derive(Default)]
-struct Kind {
-    version: u64,
-    held: BTreeMap<String, Held>,
-}
-
-struct Held {
-    /// That of its type when it was set.
-    version: u64,
-    resource: Any,
-}
-
-struct Shared {
-    state: Mutex<State>,
-    changed: Arc<Notify>,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A test that panics in a closure is reported by itself.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-struct State {
-    resources: Resources,
-
-    silent: bool,
-    only_one_stream: bool,
-    /// Streams up to this number are to end.
-    closed: usize,
-    lrs_interval: Duration,
-    lrs_unimplemented: bool,
-
-    streams: usize,
-    open_streams: usize,
-    /// By stream and type.
-    subscribed: BTreeMap<(usize, String), BTreeSet<String>>,
-    requests: Vec<DiscoveryRequest>,
-    delta_requests: Vec<DeltaDiscoveryRequest>,
-    acked: BTreeMap<String, u64>,
-    nacks: Vec<(String, String)>,
-    lrs_streams: usize,
-    load_reports: Vec<ClusterStats>,
-}
-
-impl State {
-    fn new() -> State {
-        State {
-            resources: Resources::default(),
-            silent: false,
-            only_one_stream: false,
-            closed: 0,
-            lrs_interval: Duration::from_secs(1),
-            lrs_unimplemented: false,
-            streams: 0,
-            open_streams: 0,
-            subscribed: BTreeMap::new(),
-            requests: Vec::new(),
-            delta_requests: Vec::new(),
-            acked: BTreeMap::new(),
-            nacks: Vec::new(),
-            lrs_streams: 0,
-            load_reports: Vec::new(),
-        }
     }
 }

@@ -60,16 +60,6 @@ pub mod csds {
 }
 
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
-mod discovery {
-    include!("generated/envoy.service.discovery.v3.rs");
-}
-
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
-mod load_stats {
-    include!("generated/envoy.service.load_stats.v3.rs");
-}
-
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
 mod orca {
     include!("generated/xds.service.orca.v3.rs");
 }

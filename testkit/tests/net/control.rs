@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::cluster::v3::cluster::LbPolicy;
 use evenkeel_proto::envoy::config::core::v3::Node;
 use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, ClusterStats};
 use evenkeel_proto::envoy::config::listener::v3::Listener;
@@ -17,7 +18,7 @@ use evenkeel_proto::google::rpc;
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::Any;
 use testkit::net::ControlPlane;
-use testkit::net::control::Resource;
+use testkit::net::control::NamedResource;
 use testkit::resources;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -88,11 +89,22 @@ fn ack<T: Name>(response: &DiscoveryResponse, names: &[&str]) -> DiscoveryReques
     }
 }
 
-fn names<T: Resource + Default>(response: &DiscoveryResponse) -> Vec<String> {
+fn names<T: NamedResource + Default>(response: &DiscoveryResponse) -> Vec<String> {
     assert_eq!(response.type_url, T::type_url());
     let resources = response.resources.iter();
     let decoded = resources.map(|any| any.to_msg::<T>().expect("a resource of the type"));
     decoded.map(|resource| resource.resource_name().to_owned()).collect()
+}
+
+/// Returns the version of this type that the only client last ACKed.
+fn acked<T: NamedResource>(control: &ControlPlane) -> Option<u64> {
+    let [client] = &control.cache().clients()[..] else { panic!("one client") };
+    client.types[&T::type_url()].acked
+}
+
+/// Returns a cluster that differs from `resources::cluster`.
+fn changed_cluster(name: &str) -> Cluster {
+    Cluster { lb_policy: LbPolicy::RingHash.into(), ..resources::cluster(name) }
 }
 
 fn address(text: &str) -> SocketAddr {
@@ -125,12 +137,12 @@ async fn what_exists_is_sent_at_once_and_what_changes_when_it_does() {
         (names::<ClusterLoadAssignment>(&endpoints), &*endpoints.version_info),
         (vec!["missing".to_owned()], "3")
     );
-    assert_eq!(control.acked::<ClusterLoadAssignment>(), 1);
+    assert_eq!(acked::<ClusterLoadAssignment>(&control), Some(1));
     stream.say(ack::<ClusterLoadAssignment>(&endpoints, &["missing"]));
     control.wait_acked::<ClusterLoadAssignment>().await;
-    assert_eq!(control.acked::<ClusterLoadAssignment>(), 3);
+    assert_eq!(acked::<ClusterLoadAssignment>(&control), Some(3));
     assert_eq!(control.subscribed::<ClusterLoadAssignment>(), ["missing".to_owned()].into());
-    assert_eq!(control.acked::<Listener>(), 1);
+    assert_eq!(acked::<Listener>(&control), Some(1));
     assert_eq!(control.requests().len(), 6);
     assert_eq!((control.streams(), control.open_streams(), control.nacks()), (1, 1, vec![]));
 
@@ -146,7 +158,7 @@ async fn responses_of_whole_types_hold_all_that_is_subscribed() {
     holds_all(|name| resources::listener_with_rds(name, "routes")).await;
 }
 
-async fn holds_all<T: Resource + Default>(resource: impl Fn(&str) -> T) {
+async fn holds_all<T: NamedResource + Default>(resource: impl Fn(&str) -> T) {
     let control = ControlPlane::start().await;
     control.update(|resources| {
         resources.set(resource("a"));
@@ -196,7 +208,7 @@ async fn a_rejection_is_recorded_and_accepts_nothing() {
     stream.say(DiscoveryRequest { resource_names: vec!["pay".to_owned(), "more".to_owned()], ..kept });
     control.wait_until(|control| control.subscribed::<Cluster>().len() == 2).await;
     assert_eq!(control.nacks(), [(Cluster::type_url(), "cluster \"pay\": cut short".to_owned())]);
-    assert_eq!((control.acked::<Cluster>(), control.version::<Cluster>()), (1, 2));
+    assert_eq!((acked::<Cluster>(&control), control.version::<Cluster>()), (Some(1), 2));
 }
 
 #[tokio::test]
@@ -219,8 +231,11 @@ async fn an_outdated_request_changes_nothing() {
     control.set_endpoints("outdated", &[]);
     let mut stream = Sotw::open(&control, SOTW).await.unwrap();
     stream.say(subscribe::<ClusterLoadAssignment>(&["a"]));
+    let first = stream.hear().await;
+    stream.say(ack::<ClusterLoadAssignment>(&first, &["a"]));
+    control.set_endpoints("a", &[address("10.0.0.1:80")]);
     let response = stream.hear().await;
-    stream.say(subscribe::<ClusterLoadAssignment>(&["outdated"]));
+    stream.say(ack::<ClusterLoadAssignment>(&first, &["outdated"]));
     stream.say(ack::<ClusterLoadAssignment>(&response, &["a", "b"]));
     control.wait_until(|control| control.subscribed::<ClusterLoadAssignment>().len() == 2).await;
     control.set_endpoints("b", &[]);
@@ -241,28 +256,40 @@ async fn the_delta_variant_sends_changes_and_removals() {
         ..DeltaDiscoveryRequest::default()
     };
     let summary = |response: &DeltaDiscoveryResponse| {
-        let held: Vec<_> =
-            response.resources.iter().map(|held| (held.name.clone(), held.version.clone())).collect();
-        (held, response.removed_resources.clone())
+        let names: Vec<_> = response.resources.iter().map(|resource| resource.name.clone()).collect();
+        (names, response.removed_resources.clone())
     };
-    let held = |name: &str, version: u64| (name.to_owned(), version.to_string());
+    let ack = |response: &DeltaDiscoveryResponse, names: &[&str]| DeltaDiscoveryRequest {
+        response_nonce: response.nonce.clone(),
+        ..subscribe(names)
+    };
 
-    // What the client has is not sent again, what does not exist is said to.
-    let known = BTreeMap::from([("a".to_owned(), "1".to_owned())]);
+    // The version of a resource is the same on every stream.
+    let mut earlier = Delta::open(&control, DELTA).await.unwrap();
+    earlier.say(subscribe(&["a"]));
+    let version = earlier.hear().await.resources.remove(0).version;
+    drop(earlier);
+    control.wait_until(|control| control.open_streams() == 1).await;
+
+    // Known resources are not sent again, and missing ones are reported as removed.
+    let known = BTreeMap::from([("a".to_owned(), version)]);
     stream.say(DeltaDiscoveryRequest { initial_resource_versions: known, ..subscribe(&["a", "b", "c"]) });
     let response = stream.hear().await;
-    assert_eq!(summary(&response), (vec![held("b", 1)], vec!["c".to_owned()]));
-    stream.say(DeltaDiscoveryRequest { response_nonce: response.nonce, ..subscribe(&[]) });
+    assert_eq!(summary(&response), (vec!["b".to_owned()], vec!["c".to_owned()]));
+    stream.say(ack(&response, &[]));
     control.wait_acked::<Cluster>().await;
 
     control.set(resources::cluster("c"));
-    assert_eq!(summary(&stream.hear().await), (vec![held("c", 2)], vec![]));
+    let response = stream.hear().await;
+    assert_eq!(summary(&response), (vec!["c".to_owned()], vec![]));
+    stream.say(ack(&response, &[]));
     control.remove::<Cluster>("b");
-    assert_eq!(summary(&stream.hear().await), (vec![], vec!["b".to_owned()]));
-    stream.say(subscribe(&["a"]));
-    assert_eq!(summary(&stream.hear().await), (vec![held("a", 1)], vec![]));
-    assert_eq!(control.acked::<Cluster>(), 1);
-    assert_eq!(control.delta_requests().len(), 3);
+    let response = stream.hear().await;
+    assert_eq!(summary(&response), (vec![], vec!["b".to_owned()]));
+    assert_eq!((acked::<Cluster>(&control), control.delta_requests().len()), (Some(2), 4));
+    stream.say(ack(&response, &["a"]));
+    assert_eq!(summary(&stream.hear().await), (vec!["a".to_owned()], vec![]));
+    assert_eq!((acked::<Cluster>(&control), control.delta_requests().len()), (Some(3), 5));
 }
 
 #[tokio::test]
@@ -277,7 +304,7 @@ async fn a_killed_control_plane_comes_back_with_what_it_held() {
     stream.end().await.expect_err("the connection is reset");
     assert_eq!((control.open_streams(), control.open_connections()), (0, 0));
     assert!(Sotw::open(&control, SOTW).await.is_err());
-    control.set(resources::cluster("pay"));
+    control.set(changed_cluster("pay"));
 
     control.restart().await;
     let mut stream = Sotw::open(&control, SOTW).await.unwrap();
@@ -295,7 +322,7 @@ async fn knobs_keep_it_silent_close_streams_and_refuse_them() {
     let mut stream = Sotw::open(&control, SOTW).await.unwrap();
     stream.say(subscribe::<Cluster>(&["pay"]));
     control.wait_until(|control| control.requests().len() == 1).await;
-    control.set(resources::cluster("pay"));
+    control.set(changed_cluster("pay"));
     control.silent(false);
     assert_eq!(stream.hear().await.version_info, "2");
 
@@ -314,14 +341,14 @@ async fn knobs_keep_it_silent_close_streams_and_refuse_them() {
 #[tokio::test]
 async fn load_reports_are_kept_and_their_interval_can_be_set() {
     let control = ControlPlane::start().await;
-    control.lrs_interval(Duration::from_millis(10));
+    control.cache().set_lrs_interval(Duration::from_millis(10));
     let mut stream = Lrs::open(&control, LRS).await.unwrap();
     let node = Some(Node { id: "me".to_owned(), ..Node::default() });
     stream.say(LoadStatsRequest { node, ..LoadStatsRequest::default() });
     let asked = stream.hear().await;
     assert!(asked.send_all_clusters);
     assert_eq!(asked.load_reporting_interval.unwrap().nanos, 10_000_000);
-    control.lrs_interval(Duration::from_secs(5));
+    control.cache().set_lrs_interval(Duration::from_secs(5));
     assert_eq!(stream.hear().await.load_reporting_interval.unwrap().seconds, 5);
 
     let stats = ClusterStats { cluster_name: "pay".to_owned(), ..ClusterStats::default() };

@@ -9,12 +9,8 @@ use prost::Message;
 use prost_types::FileDescriptorSet;
 
 /// Services of published packages for tests, by file, with the side to generate.
-const OF_TESTKIT: &[(&str, Side)] = &[
-    ("envoy/service/discovery/v3/ads.proto", Side::Server),
-    ("envoy/service/load_stats/v3/lrs.proto", Side::Server),
-    ("envoy/service/status/v3/csds.proto", Side::Client),
-    ("xds/service/orca/v3/orca.proto", Side::Server),
-];
+const OF_TESTKIT: &[(&str, Side)] =
+    &[("envoy/service/status/v3/csds.proto", Side::Client), ("xds/service/orca/v3/orca.proto", Side::Server)];
 
 /// Services of published packages for the interop driver.
 const OF_INTEROP: &[(&str, Side)] = &[("envoy/service/status/v3/csds.proto", Side::Client)];

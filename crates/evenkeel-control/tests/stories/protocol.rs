@@ -3,7 +3,8 @@
 //! That something is *not* sent shows in what comes next: of one stream, responses come in order.
 
 use evenkeel_control::{
-    Cluster, ControlPlane, Endpoint, FaultModes, Mesh, ProtocolVariant, ResourceSet, Service, SnapshotCache,
+    ClientRequest, Cluster, ControlPlane, Endpoint, FaultModes, Mesh, ProtocolVariant, ResourceSet, Service,
+    SnapshotCache,
 };
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as Cds;
 use evenkeel_proto::envoy::config::core::v3::Node;
@@ -437,6 +438,7 @@ async fn quirks() {
     assert_eq!(second.code(), tonic::Code::Unavailable);
     let lrs = Sotw::open(&control, "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats").await;
     assert_eq!(lrs.err().map(|status| status.code()), Some(tonic::Code::Unimplemented));
+    assert_eq!(control.lrs_streams(), 1);
     assert_eq!(control.clients()[0].types[&Eds::type_url()].sent, None);
     control.set_fault_modes(FaultModes::default());
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
@@ -447,6 +449,21 @@ async fn quirks() {
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
     client.send(sotw_request::<Eds>(&["a"], ""));
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
+}
+
+/// Requests are recorded as they were received, from the call of `record_requests` on.
+#[tokio::test]
+async fn recorded_requests() {
+    let control = serve().await;
+    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    client.send(sotw_request::<Eds>(&["a"], ""));
+    let response = client.next().await;
+    assert_eq!(control.client_requests(), []);
+    control.record_requests();
+    let ack = sotw_request::<Eds>(&["a"], &response.nonce);
+    client.send(ack.clone());
+    soon("the ACK", control.wait_acked::<Eds>()).await;
+    assert_eq!(control.client_requests(), [ClientRequest::Discovery(ack)]);
 }
 
 /// A client that asks for more than any client would is told so.

@@ -161,8 +161,10 @@ async fn a_blocked_worker() {
     while !is_blocked.load(Ordering::SeqCst) {
         std::thread::yield_now();
     }
-    for _ in 0..5 {
-        mesh.control.set_endpoints("pay", &addresses(mesh.backends.iter().chain([&another])));
+    for turn in 0..5 {
+        // Each turn is a change: unchanged resources are not sent.
+        let added = (turn % 2 == 0).then_some(&another);
+        mesh.control.set_endpoints("pay", &addresses(mesh.backends.iter().chain(added)));
         mesh.control.wait_acked::<ClusterLoadAssignment>().await;
     }
     assert!(!blocked.is_finished());

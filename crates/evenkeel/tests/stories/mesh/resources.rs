@@ -12,6 +12,7 @@ use evenkeel_proto::envoy::config::listener::v3::Listener;
 use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
 use evenkeel_proto::envoy::extensions::load_balancing_policies::pick_first::v3::PickFirst;
 use evenkeel_proto::prost::{Message as _, Name as _};
+use testkit::net::control::ResourceSetExt as _;
 use testkit::net::{Backend, ControlPlane};
 use testkit::resources::{self, any};
 use tokio::time::sleep;

@@ -29,6 +29,7 @@ use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
 use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
 use evenkeel_proto::prost_types;
+use testkit::net::control::ResourceSetExt as _;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::net::{Backend, ControlPlane};

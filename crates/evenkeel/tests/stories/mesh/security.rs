@@ -18,7 +18,7 @@ use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::{
 };
 use serde_json::{Value, json};
 use testkit::net::certs::{self, Ca, Cert};
-use testkit::net::control::Resources;
+use testkit::net::control::{ResourceSet, ResourceSetExt as _};
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::net::{Backend, ControlPlane, Tls};
 use testkit::resources::{self, any};
@@ -132,7 +132,7 @@ async fn service(cluster: Cluster, endpoints: &[SocketAddr], folder: &Folder) ->
 }
 
 /// Starts a service `orders` with these resources, and creates a channel to it.
-async fn serving(folder: &Folder, describe: impl FnOnce(&mut Resources)) -> (ControlPlane, Channel) {
+async fn serving(folder: &Folder, describe: impl FnOnce(&mut ResourceSet)) -> (ControlPlane, Channel) {
     let control = ControlPlane::start().await;
     control.update(describe);
     let channel = by_cluster(&control, folder).build().expect("a channel");

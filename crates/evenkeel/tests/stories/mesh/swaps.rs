@@ -8,6 +8,7 @@ use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
 use testkit::net::Backend;
+use testkit::net::control::ResourceSetExt as _;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::resources;

@@ -13,6 +13,7 @@ use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::{
 use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use evenkeel_proto::envoy::r#type::matcher::v3::{RegexMatcher, StringMatcher};
 use testkit::net::certs;
+use testkit::net::control::ResourceSetExt as _;
 use testkit::resources;
 use tonic::Code;
 
