@@ -7,10 +7,11 @@ use evenkeel::{Channel, ConnectivityState, Description, EndpointRow};
 use tonic::transport::{Channel as TonicChannel, Endpoint};
 
 use crate::Error;
-use crate::calls::raw::{H2, Hyper, RoundRobin};
+use crate::calls::raw::{H2, Hyper};
 use crate::client::args::ClientArgs;
 use crate::client::drive::measure;
 use crate::client::echo::EchoClient;
+use crate::common::rounds::RoundRobin;
 
 /// Implementation of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -3,18 +3,17 @@
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, Uri, Version};
+use http::{HeaderMap, Uri};
 use http_body_util::{BodyExt as _, Full};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::net::TcpStream;
 
 use crate::Error;
 use crate::client::drive::Client;
 use crate::client::echo::{Ask, EchoResponse, STREAM, UNARY};
+use crate::common::raw::{check_trailers, request};
+use crate::common::rounds::RoundRobin;
+use crate::common::{raw_h2, raw_hyper};
 
 /// Request of an [`Ask`], prepared once.
 #[derive(Clone)]
@@ -37,28 +36,13 @@ impl Prepared {
         })
     }
 
-    /// Builds a request with the `http` crate. Parsing names and copying values costs two allocations and
-    /// about two thousand instructions. A client with prepared headers avoids them, as every channel may.
-    fn request<B>(&self, body: B) -> Result<Request<B>, Error> {
-        Ok(Request::builder()
-            .method(Method::POST)
-            .uri(self.uri.clone())
-            .version(Version::HTTP_2)
-            .header("te", "trailers")
-            .header("content-type", "application/grpc")
-            .body(body)?)
-    }
-
     /// Copies the message, since every call has its own bytes.
     fn message(&self) -> Bytes {
         Bytes::copy_from_slice(&self.message)
     }
 
     fn check(&self, received: usize, trailers: Option<&HeaderMap>) -> Result<(), Error> {
-        match trailers.and_then(|trailers| trailers.get("grpc-status")) {
-            Some(status) if status == "0" => {}
-            other => return Err(format!("expected grpc-status 0, found {other:?}").into()),
-        }
+        check_trailers(trailers)?;
         let expected = self.expected;
         if received == expected {
             Ok(())
@@ -89,18 +73,14 @@ pub(crate) struct Hyper {
 
 impl Hyper {
     pub(crate) async fn connect(address: SocketAddr, ask: &Ask) -> Result<Self, Error> {
-        let socket = TcpStream::connect(address).await?;
-        socket.set_nodelay(true)?;
-        let (sender, connection) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(socket)).await?;
-        tokio::spawn(connection);
+        let sender = raw_hyper::connect(address).await?;
         Ok(Self { sender, prepared: Prepared::new(address, ask)? })
     }
 }
 
 impl Client for Hyper {
     async fn call(&mut self, ask: &Ask) -> Result<(), Error> {
-        let request = self.prepared.request(Full::new(self.prepared.message()))?;
+        let request = request(&self.prepared.uri, Full::new(self.prepared.message()))?;
         let mut body = self.sender.send_request(request).await?.into_body();
         if ask.messages.is_none() {
             // Decoding a message needs the whole body.
@@ -127,16 +107,8 @@ pub(crate) struct H2 {
 }
 
 impl H2 {
-    /// Connects with hyper's window sizes, so that as few WINDOW_UPDATE frames are sent.
     pub(crate) async fn connect(address: SocketAddr, ask: &Ask) -> Result<Self, Error> {
-        let socket = TcpStream::connect(address).await?;
-        socket.set_nodelay(true)?;
-        let (sender, connection) = h2::client::Builder::new()
-            .initial_window_size(2 * 1024 * 1024)
-            .initial_connection_window_size(5 * 1024 * 1024)
-            .handshake(socket)
-            .await?;
-        tokio::spawn(connection);
+        let sender = raw_h2::connect(address).await?;
         Ok(Self { sender, prepared: Prepared::new(address, ask)? })
     }
 }
@@ -144,7 +116,7 @@ impl H2 {
 impl Client for H2 {
     async fn call(&mut self, _: &Ask) -> Result<(), Error> {
         poll_fn(|cx| self.sender.poll_ready(cx)).await?;
-        let (response, mut stream) = self.sender.send_request(self.prepared.request(())?, false)?;
+        let (response, mut stream) = self.sender.send_request(request(&self.prepared.uri, ())?, false)?;
         stream.send_data(self.prepared.message(), true)?;
         let mut body = response.await?.into_body();
         let mut received = 0;
@@ -158,23 +130,8 @@ impl Client for H2 {
     }
 }
 
-/// Round robin over connections. Every task has its own senders, created once, and shares the counter.
-#[derive(Clone)]
-pub(crate) struct RoundRobin<C> {
-    connections: Vec<C>,
-    turn: Arc<AtomicUsize>,
-}
-
-impl<C> RoundRobin<C> {
-    pub(crate) fn new(connections: Vec<C>) -> Self {
-        Self { connections, turn: Arc::default() }
-    }
-}
-
 impl<C: Client + Sync> Client for RoundRobin<C> {
     async fn call(&mut self, ask: &Ask) -> Result<(), Error> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(self.connections.len());
-        let connection = turn.and_then(|turn| self.connections.get_mut(turn)).ok_or("no backend")?;
-        connection.call(ask).await
+        self.next()?.call(ask).await
     }
 }

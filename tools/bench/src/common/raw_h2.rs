@@ -17,18 +17,22 @@ pub(crate) struct H2 {
     uri: Uri,
 }
 
+/// Connects with the windows that hyper uses, so that as few updates are sent.
+pub(crate) async fn connect(address: SocketAddr) -> Result<h2::client::SendRequest<Bytes>, Error> {
+    let socket = TcpStream::connect(address).await?;
+    socket.set_nodelay(true)?;
+    let (sender, connection) = h2::client::Builder::new()
+        .initial_window_size(2 * 1024 * 1024)
+        .initial_connection_window_size(5 * 1024 * 1024)
+        .handshake(socket)
+        .await?;
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
 impl H2 {
-    /// Connects with hyper's window sizes, so that as few WINDOW_UPDATE frames are sent.
     pub(crate) async fn connect(address: SocketAddr) -> Result<Self, Error> {
-        let socket = TcpStream::connect(address).await?;
-        socket.set_nodelay(true)?;
-        let (sender, connection) = h2::client::Builder::new()
-            .initial_window_size(2 * 1024 * 1024)
-            .initial_connection_window_size(5 * 1024 * 1024)
-            .handshake(socket)
-            .await?;
-        tokio::spawn(connection);
-        Ok(Self { sender, uri: uri(address)? })
+        Ok(Self { sender: connect(address).await?, uri: uri(address)? })
     }
 
     pub(crate) async fn call(&mut self) -> Result<(), Error> {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use http::Uri;
 use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
@@ -14,18 +15,22 @@ use crate::Error;
 /// hyper's sender of one connection.
 #[derive(Clone)]
 pub(crate) struct Hyper {
-    sender: hyper::client::conn::http2::SendRequest<Full<Bytes>>,
+    sender: SendRequest<Full<Bytes>>,
     uri: Uri,
+}
+
+/// Connects with hyper's defaults.
+pub(crate) async fn connect(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, Error> {
+    let socket = TcpStream::connect(address).await?;
+    socket.set_nodelay(true)?;
+    let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(socket)).await?;
+    tokio::spawn(connection);
+    Ok(sender)
 }
 
 impl Hyper {
     pub(crate) async fn connect(address: SocketAddr) -> Result<Self, Error> {
-        let socket = TcpStream::connect(address).await?;
-        socket.set_nodelay(true)?;
-        let (sender, connection) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(socket)).await?;
-        tokio::spawn(connection);
-        Ok(Self { sender, uri: uri(address)? })
+        Ok(Self { sender: connect(address).await?, uri: uri(address)? })
     }
 
     pub(crate) async fn call(&mut self) -> Result<(), Error> {

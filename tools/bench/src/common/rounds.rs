@@ -59,7 +59,7 @@ impl Client for H2 {
 
 impl<C: Client> Client for RoundRobin<C> {
     async fn call(&mut self) -> Result<(), Error> {
-        self.next().call().await
+        self.next()?.call().await
     }
 }
 
@@ -75,8 +75,9 @@ impl<C> RoundRobin<C> {
         Self { connections, turn: Arc::default() }
     }
 
-    fn next(&mut self) -> &mut C {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.connections.len();
-        &mut self.connections[turn]
+    /// Returns the next connection.
+    pub(crate) fn next(&mut self) -> Result<&mut C, Error> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(self.connections.len());
+        Ok(turn.and_then(|turn| self.connections.get_mut(turn)).ok_or("no backend")?)
     }
 }
