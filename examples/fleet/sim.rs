@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
-use evenkeel_core::{
+use evenkeel::lb::{
     Address, CallOutcome, CallTrackers, Code, Core, Description, Endpoint, Endpoints, Instant, LbEffect,
     LbEvent, LbUpdate, LoadReport, PickArgs, PickResult, Registry, Rng, RootPicker, Status, SubchannelId,
 };

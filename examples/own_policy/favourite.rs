@@ -5,7 +5,7 @@
 //! picker. The picker runs for every call, on any thread, and never blocks. For weights, load reports or
 //! child policies see `crates/evenkeel-core/examples/custom_policy` and the policies of evenkeel-core.
 
-use evenkeel_core::{
+use evenkeel::lb::{
     CachedState, ConfigError, ConfigFields, ConnectMode, ConnectivityState, Cx, DescribeCx, Description,
     EndpointList, Endpoints, LbState, PickArgs, PickResult, Picker, Policy, Status, SubchannelId,
 };
@@ -86,7 +86,7 @@ impl Picker for FavouritePicker {
 
 #[cfg(test)]
 mod tests {
-    use evenkeel_core::{Core, Endpoint, Instant, LbEffect, LbEvent, LbUpdate, Registry, Rng, RootPicker};
+    use evenkeel::lb::{Core, Endpoint, Instant, LbEffect, LbEvent, LbUpdate, Registry, Rng, RootPicker};
 
     use super::*;
 

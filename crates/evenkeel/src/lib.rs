@@ -78,6 +78,21 @@ pub use telemetry::metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilde
 pub use transport::http2::Http2Implementation;
 pub use transport::{Connector, Io};
 
+/// Types for writing a load-balancing policy and testing it on virtual time.
+///
+/// Implement [`Policy`](lb::Policy), register it in a [`Registry`], and pass that to [`ChannelBuilder::registry`]. Tests run
+/// the policy in a [`Core`](lb::Core), without a socket or a clock.
+pub mod lb {
+    pub use evenkeel_core::{
+        Address, CachedState, CallOutcome, CallTracker, CallTrackers, ChildPolicy, Code, ConfigError,
+        ConfigFields, ConnectMode, ConnectivityState, Core, CoreBuilder, Cx, DescribeCx, Description,
+        Endpoint, EndpointEntry, EndpointHealthStatus, EndpointList, EndpointRow, Endpoints, Instant,
+        LbConfig, LbEffect, LbEvent, LbState, LbUpdate, LoadReport, Locality, PassResult, PickArgs,
+        PickHeaders, PickResult, Picker, Policy, PolicyScope, Registry, RequestMetadata, Rng, RootPicker,
+        Status, Subchannel, SubchannelId, SubchannelMap,
+    };
+}
+
 /// Creates a channel with default settings: plaintext, and for xDS targets the bootstrap from the environment.
 ///
 /// Shorthand for [`Channel::builder`] followed by [`ChannelBuilder::build`].
