@@ -38,13 +38,10 @@ pub use config::cluster;
 pub use config::registry::Registry;
 pub use config::{ConfigError, ConfigFields, LbConfig};
 pub use endpoint::address::Address;
-pub use endpoint::connection::{ConnectMode, EndpointConnection, EndpointConnectionState};
+pub use endpoint::connection::ConnectMode;
 pub use endpoint::list::{EndpointEntry, EndpointList};
 pub use endpoint::transport_params::{ClusterTransport, TransportParams};
-pub use endpoint::{
-    Endpoint, EndpointGroup, EndpointHealthStatus, EndpointKey, EndpointMetadata, Endpoints, HASH_KEY,
-    Locality,
-};
+pub use endpoint::{Endpoint, EndpointHealthStatus, Endpoints, HASH_KEY, Locality};
 pub use engine::child::ChildPolicy;
 pub use engine::core::{Core, CoreBuilder, LbEffect, LbEvent, LbUpdate, PassResult};
 pub use engine::cx::{Cx, PolicyScope};
@@ -65,3 +62,5 @@ pub use rng::Rng;
 pub use status::{Code, Status};
 pub use subchannel::{Backoff, ConnectivityState, Subchannel, SubchannelId};
 pub use time::Instant;
+
+pub(crate) use endpoint::{EndpointGroup, EndpointKey};

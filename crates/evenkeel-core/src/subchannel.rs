@@ -195,7 +195,7 @@ impl Subchannel {
     }
 
     /// Returns the global sequence number of the last failure: of all subchannels, the highest failed last.
-    pub fn failure_order(&self) -> u64 {
+    pub(crate) fn failure_order(&self) -> u64 {
         self.failure_order
     }
 

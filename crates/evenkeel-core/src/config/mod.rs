@@ -275,7 +275,7 @@ impl<'a> ConfigFields<'a> {
     }
 
     /// A duration whose negative values count as zero (A58: blackout periods at or below zero are off).
-    pub fn duration_or_zero(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
+    pub(crate) fn duration_or_zero(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
         let signed = self.signed_duration(name)?;
         Ok(signed.map(|(wait, negative)| if negative { Duration::ZERO } else { wait }))
     }

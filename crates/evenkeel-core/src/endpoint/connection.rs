@@ -25,7 +25,7 @@ use crate::{Address, ConnectivityState, Cx, Instant, Subchannel, SubchannelId};
 
 /// The connection of one endpoint.
 #[derive(Debug, Default)]
-pub struct EndpointConnection {
+pub(crate) struct EndpointConnection {
     phase: ConnectionPhase,
     /// The only subchannel that its state depends on, if there is one: while nothing happens to it, nothing happens here.
     only_subchannel: Option<SubchannelId>,
@@ -62,11 +62,11 @@ struct AddressAttempts {
 
 /// How an endpoint is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndpointConnectionState {
+pub(crate) struct EndpointConnectionState {
     /// The state; an endpoint without addresses is in TRANSIENT_FAILURE.
-    pub connectivity: ConnectivityState,
+    pub(crate) connectivity: ConnectivityState,
     /// Ready: the one to use. Idle: the one to wake. Failed: the one that failed last. Connecting: one that tries.
-    pub subchannel: Option<SubchannelId>,
+    pub(crate) subchannel: Option<SubchannelId>,
 }
 
 /// Whether to leave IDLE without being asked by a call.
@@ -82,7 +82,7 @@ pub enum ConnectMode {
 
 impl EndpointConnection {
     /// Looks at the subchannels of the endpoint, starts what should be started, and answers the state.
-    pub fn reconcile(
+    pub(crate) fn reconcile(
         &mut self,
         addresses: &Arc<[Address]>,
         connect_mode: ConnectMode,
@@ -158,7 +158,7 @@ impl EndpointConnection {
     }
 
     /// Whether it was ever ready since there are addresses.
-    pub fn was_ready(&self) -> bool {
+    pub(crate) fn was_ready(&self) -> bool {
         self.was_ready
     }
 

@@ -38,7 +38,7 @@ struct EndpointData {
 }
 
 /// Namespaces, each with its keys and values: the shape of xDS filter metadata.
-pub type EndpointMetadata = BTreeMap<String, BTreeMap<String, Value>>;
+pub(crate) type EndpointMetadata = BTreeMap<String, BTreeMap<String, Value>>;
 
 /// What the control plane says about an endpoint's health.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -180,7 +180,7 @@ impl Endpoint {
     }
 
     /// What makes this endpoint the same as another: its set of addresses, in any order (A61).
-    pub fn key(&self) -> EndpointKey {
+    pub(crate) fn key(&self) -> EndpointKey {
         let mut sorted = self.0.addresses.clone();
         if !sorted.is_sorted() {
             Arc::make_mut(&mut sorted).sort_unstable();
@@ -216,7 +216,7 @@ impl fmt::Debug for Endpoint {
 
 /// The identity of an endpoint across updates: its unordered set of addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EndpointKey(Arc<[Address]>);
+pub(crate) struct EndpointKey(Arc<[Address]>);
 
 /// Where an endpoint runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -251,13 +251,13 @@ enum EndpointsRepr {
 
 /// A named part of [`Endpoints`], meant for the child policy of the same name.
 #[derive(Clone, Debug)]
-pub struct EndpointGroup {
+pub(crate) struct EndpointGroup {
     /// The name of the child policy that it is for.
-    pub name: Arc<str>,
+    pub(crate) name: Arc<str>,
     /// Its weight among the groups, if it was given one; policies that need a number take an absent one as 1.
-    pub weight: Option<NonZeroU32>,
+    pub(crate) weight: Option<NonZeroU32>,
     /// What the child is given.
-    pub endpoints: Endpoints,
+    pub(crate) endpoints: Endpoints,
 }
 
 impl Endpoints {
@@ -306,7 +306,7 @@ impl Endpoints {
     }
 
     /// The groups, if there are any.
-    pub fn as_groups(&self) -> &[EndpointGroup] {
+    pub(crate) fn as_groups(&self) -> &[EndpointGroup] {
         match &self.0 {
             EndpointsRepr::Groups(groups) => groups,
             EndpointsRepr::List(_) | EndpointsRepr::Distinct(_) => &[],

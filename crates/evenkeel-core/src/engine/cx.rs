@@ -256,7 +256,7 @@ impl PolicyScope {
 
     /// Puts a note in front of the one that is there, unless it says that too.
     #[must_use]
-    pub fn and_note(self, note: &Arc<str>) -> PolicyScope {
+    pub(crate) fn and_note(self, note: &Arc<str>) -> PolicyScope {
         let note = match &self.note {
             Some(outer) if !note.contains(&**outer) => format!("{note}; {outer}").into(),
             _ => note.clone(),
@@ -272,14 +272,14 @@ impl PolicyScope {
 
     /// Names the cluster below, for labels (A89).
     #[must_use]
-    pub fn with_backend_service(self, name: Arc<str>) -> PolicyScope {
+    pub(crate) fn with_backend_service(self, name: Arc<str>) -> PolicyScope {
         PolicyScope { backend_service: Some(name), ..self }
     }
 
     /// Has the connections below made by these means. A core that was not built to
     /// [heed](crate::CoreBuilder::per_cluster_transport) means passes over them.
     #[must_use]
-    pub fn with_transport(self, transport: Arc<ClusterTransport>) -> PolicyScope {
+    pub(crate) fn with_transport(self, transport: Arc<ClusterTransport>) -> PolicyScope {
         PolicyScope { transport: Some(transport), ..self }
     }
 
@@ -298,7 +298,7 @@ impl PolicyScope {
 
     /// Swallows requests for re-resolution from below (A37).
     #[must_use]
-    pub fn without_reresolution(self) -> PolicyScope {
+    pub(crate) fn without_reresolution(self) -> PolicyScope {
         PolicyScope { ignore_reresolution: true, ..self }
     }
 

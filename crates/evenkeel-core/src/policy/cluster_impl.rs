@@ -43,7 +43,7 @@ const MILLION: u32 = 1_000_000;
 
 /// Implementation of the `xds_cluster_impl_experimental` policy.
 #[derive(Debug, Default)]
-pub struct ClusterImpl {
+pub(crate) struct ClusterImpl {
     child: ChildPolicy,
     cluster_trackers: Option<ClusterTrackers>,
     cached: Option<CachedClusterState>,
@@ -58,19 +58,19 @@ struct CachedClusterState {
 
 /// Settings of the `xds_cluster_impl_experimental` policy.
 #[derive(Clone, Debug)]
-pub struct ClusterImplConfig {
+pub(crate) struct ClusterImplConfig {
     /// Name of the cluster.
-    pub cluster: Arc<str>,
+    pub(crate) cluster: Arc<str>,
     /// EDS service name; empty if it equals the cluster name.
-    pub eds_service_name: Arc<str>,
+    pub(crate) eds_service_name: Arc<str>,
     /// Circuit breaker limit: maximum number of calls in flight to the cluster, over the whole process.
-    pub max_concurrent_requests: u32,
+    pub(crate) max_concurrent_requests: u32,
     /// Drop categories, sampled in order.
-    pub drop_categories: Vec<DropCategory>,
+    pub(crate) drop_categories: Vec<DropCategory>,
     /// Load reporting server and metrics; `None` disables load reports.
-    pub load_reporting: Option<Arc<LoadReporting>>,
+    pub(crate) load_reporting: Option<Arc<LoadReporting>>,
     /// Config of the child policy.
-    pub child_policy: LbConfig,
+    pub(crate) child_policy: LbConfig,
 }
 
 /// Share of calls that the control plane wants dropped.

@@ -16,7 +16,7 @@ use crate::{Cx, Endpoint, Endpoints};
 
 /// Implementation of the `edf_weighted_round_robin` policy.
 #[derive(Debug, Default)]
-pub struct EdfWeightedRoundRobin {
+pub(crate) struct EdfWeightedRoundRobin {
     wrr: StaticWrr,
 }
 

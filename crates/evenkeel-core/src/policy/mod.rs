@@ -34,23 +34,28 @@ use crate::pick::{PickArgs, PickResult, Picker};
 use crate::{ChildPolicy, ConnectivityState, Endpoints, Status, SubchannelId};
 
 pub use cds::{Cds, CdsConfig};
-pub use cluster_impl::{ClusterImpl, ClusterImplConfig, Denominator, DropCategory};
+pub use cluster_impl::{Denominator, DropCategory};
 pub use cluster_manager::{ClusterManager, ClusterManagerConfig};
 pub use cluster_resolver::{ClusterResolver, ClusterResolverConfig, DiscoveryMechanism};
-pub use edf_weighted_round_robin::EdfWeightedRoundRobin;
 pub use least_request::{LeastRequest, LeastRequestConfig};
 pub use outlier_detection::{
-    FailurePercentageEjection, OutlierDetection, OutlierDetectionConfig, OutlierSettings, SuccessRateEjection,
+    FailurePercentageEjection, OutlierDetectionConfig, OutlierSettings, SuccessRateEjection,
 };
-pub use pick_first::{PickFirst, PickFirstConfig};
 pub use priority::{Priority, PriorityChild, PriorityConfig};
 pub use priority_names::PriorityNames;
-pub use random_subsetting::{RandomSubsetting, RandomSubsettingConfig};
 pub use ring_hash::{RingHash, RingHashConfig};
 pub use round_robin::RoundRobin;
-pub use weighted_round_robin::{WeightedRoundRobin, WeightedRoundRobinConfig};
-pub use weighted_target::{WeightedTarget, WeightedTargetChild, WeightedTargetConfig};
-pub use wrr_locality::{WrrLocality, WrrLocalityConfig};
+pub use weighted_round_robin::WeightedRoundRobinConfig;
+pub use wrr_locality::WrrLocalityConfig;
+
+pub(crate) use cluster_impl::ClusterImpl;
+pub(crate) use edf_weighted_round_robin::EdfWeightedRoundRobin;
+pub(crate) use outlier_detection::OutlierDetection;
+pub(crate) use pick_first::{PickFirst, PickFirstConfig};
+pub(crate) use random_subsetting::RandomSubsetting;
+pub(crate) use weighted_round_robin::WeightedRoundRobin;
+pub(crate) use weighted_target::WeightedTarget;
+pub(crate) use wrr_locality::WrrLocality;
 
 /// A load-balancing policy.
 ///

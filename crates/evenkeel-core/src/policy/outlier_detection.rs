@@ -41,7 +41,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Implementation of the `outlier_detection_experimental` policy.
 #[derive(Debug, Default)]
-pub struct OutlierDetection {
+pub(crate) struct OutlierDetection {
     child: ChildPolicy,
     settings: Option<OutlierSettings>,
     hosts: Vec<OutlierHost>,

@@ -20,7 +20,7 @@ use crate::{
 
 /// Implementation of the `pick_first` policy.
 #[derive(Debug, Default)]
-pub struct PickFirst {
+pub(crate) struct PickFirst {
     source: Option<(Endpoints, bool)>,
     addresses: Arc<[Address]>,
     connection: EndpointConnection,
@@ -31,9 +31,9 @@ pub struct PickFirst {
 
 /// Settings of the `pick_first` policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PickFirstConfig {
+pub(crate) struct PickFirstConfig {
     /// True to shuffle the endpoints by weight on every update.
-    pub shuffle_address_list: bool,
+    pub(crate) shuffle_address_list: bool,
 }
 
 impl Policy for PickFirst {

@@ -17,7 +17,7 @@ use crate::{Cx, Endpoint, EndpointGroup, EndpointHealthStatus, EndpointKey, Endp
 
 /// Implementation of the `random_subsetting_experimental` policy.
 #[derive(Debug, Default)]
-pub struct RandomSubsetting {
+pub(crate) struct RandomSubsetting {
     /// Hash seed, drawn in the first pass and kept for the policy's lifetime.
     seed: Option<u64>,
     subset: Option<EndpointSubset>,
@@ -26,11 +26,11 @@ pub struct RandomSubsetting {
 
 /// Settings of the `random_subsetting_experimental` policy.
 #[derive(Clone, Debug)]
-pub struct RandomSubsettingConfig {
+pub(crate) struct RandomSubsettingConfig {
     /// Number of endpoints in the subset, at least 1.
-    pub subset_size: u32,
+    pub(crate) subset_size: u32,
     /// Config of the child policy.
-    pub child: LbConfig,
+    pub(crate) child: LbConfig,
 }
 
 /// Chosen subset, with the inputs of the choice.

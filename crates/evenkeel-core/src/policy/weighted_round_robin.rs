@@ -36,7 +36,7 @@ const PHASES: u64 = 20;
 
 /// Implementation of the `weighted_round_robin` policy.
 #[derive(Debug, Default)]
-pub struct WeightedRoundRobin {
+pub(crate) struct WeightedRoundRobin {
     list: EndpointList<WrrEndpointData>,
     scheduler: WeightedScheduler,
     cached: CachedState<(SchedulerInputs, u64)>,

@@ -27,7 +27,7 @@ const RETENTION: Duration = Duration::from_secs(15 * 60);
 
 /// Implementation of the `weighted_target_experimental` policy.
 #[derive(Debug, Default)]
-pub struct WeightedTarget {
+pub(crate) struct WeightedTarget {
     children: NamedChildren,
     weights: Vec<NonZeroU32>,
     cached: CachedState<WeightedTargetInputs>,
@@ -43,18 +43,18 @@ struct WeightedTargetInputs {
 
 /// Settings of the `weighted_target_experimental` policy.
 #[derive(Clone, Debug, Default)]
-pub struct WeightedTargetConfig {
+pub(crate) struct WeightedTargetConfig {
     /// Children by name. The name identifies a child across updates and selects its endpoint group.
-    pub targets: BTreeMap<Arc<str>, WeightedTargetChild>,
+    pub(crate) targets: BTreeMap<Arc<str>, WeightedTargetChild>,
 }
 
 /// One child of `weighted_target_experimental`.
 #[derive(Clone, Debug)]
-pub struct WeightedTargetChild {
+pub(crate) struct WeightedTargetChild {
     /// Weight of the child relative to the sum of all weights.
-    pub weight: NonZeroU32,
+    pub(crate) weight: NonZeroU32,
     /// Config of the child policy.
-    pub child_policy: LbConfig,
+    pub(crate) child_policy: LbConfig,
 }
 
 impl Policy for WeightedTarget {

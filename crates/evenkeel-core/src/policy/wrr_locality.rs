@@ -20,7 +20,7 @@ use crate::{ChildPolicy, Cx, Endpoint, Endpoints, Locality};
 
 /// Implementation of the `xds_wrr_locality_experimental` policy.
 #[derive(Debug, Default)]
-pub struct WrrLocality {
+pub(crate) struct WrrLocality {
     split: Option<LocalitySplit>,
     child: ChildPolicy,
 }
