@@ -1,22 +1,22 @@
-//! Balancing for gRPC as values.
+//! Client-side load balancing for gRPC without I/O.
 //!
-//! This crate decides where calls go. It knows endpoints, subchannel states and back-off, policies, pickers and
-//! schedulers; it reads no clock, opens no socket, spawns nothing and keeps no global. A driver tells a [`Core`] what
-//! happened, asks it for one pass, carries out the [`LbEffect`]s and publishes the picker. That makes every decision
-//! testable on virtual time, and usable from a channel, a simulator or another transport alike.
+//! This crate contains endpoints, subchannel states and back-off, policies, pickers and schedulers. It reads no clock, opens no
+//! socket, spawns no task and has no global state. A driver reports events to a [`Core`], runs a pass, performs the [`LbEffect`]s
+//! and publishes the picker. Every decision can therefore be tested on virtual time, and used by a channel, a simulator or
+//! another transport.
 //!
-//! | where | what |
+//! | item | purpose |
 //! |---|---|
-//! | [`Core`] | takes events, runs passes, gives effects |
+//! | [`Core`] | events in, effects and pickers out |
 //! | [`Policy`], [`Cx`], [`ChildPolicy`], [`EndpointList`] | writing a policy |
-//! | [`Registry`], [`LbConfig`] | configs and which policies they may name |
+//! | [`Registry`], [`LbConfig`] | policy configs |
 //! | [`Picker`], [`PickArgs`], [`PickResult`], [`CallTrackers`] | the request path |
-//! | [`cluster`] | what discovery found |
-//! | [`load`] | load reports, and counts of calls for them |
+//! | [`cluster`] | discovered clusters |
+//! | [`load`] | load reports |
 //! | [`hash`] | request hashes |
-//! | [`schedule`] | exact weighted orders |
-//! | [`Description`] | the live tree as data |
-//! | [`Measurement`] | what metrics are made of |
+//! | [`schedule`] | weighted pick sequences |
+//! | [`Description`] | snapshot of the policy tree |
+//! | [`Measurement`] | metrics |
 
 #![forbid(unsafe_code)]
 

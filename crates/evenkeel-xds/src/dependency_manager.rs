@@ -97,7 +97,7 @@ pub struct DependencyManager {
     listener: String,
     authority: String,
     dns_results: BTreeMap<Arc<str>, LogicalDnsResult>,
-    /// Last complete config.
+    /// Last config that was complete.
     current: Option<Arc<XdsConfig>>,
     /// Endpoint sets of that config, with their inputs.
     built: HashMap<EndpointSource, BuiltEndpoints>,

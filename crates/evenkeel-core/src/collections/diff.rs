@@ -1,35 +1,35 @@
-//! Bringing what is kept about endpoints over to other endpoints.
+//! Diff of endpoint lists, applied to state per endpoint.
 //!
-//! Lists of thousands of endpoints come again with one of them changed, and the others are the same allocations. Both lists
-//! are therefore walked side by side and compared by identity; only endpoints that stand in one of them alone are
-//! looked at, and looked up by their addresses. What stays, stays in its place, unmoved if it can.
+//! An update of thousands of endpoints usually changes one, and the others are the same allocations. The lists are therefore
+//! compared by identity, side by side. Only endpoints that are in one list are looked up by their addresses. Retained state is
+//! moved only if necessary.
 
 use crate::collections::fast_map::{FastHashSeed, FastMap, FastSet};
 use crate::{Endpoint, EndpointKey, Endpoints};
 
-/// How far ahead the walk looks for where the two lists agree again.
+/// Maximum distance at which the comparison searches for the next common endpoint.
 const LOOKAHEAD: usize = 8;
 
-/// Something that is kept about an endpoint for as long as the endpoint stays.
+/// State of an endpoint, retained while the endpoint is in the list.
 pub(crate) trait PerEndpoint {
-    /// What is kept about an endpoint that was not there before.
+    /// Creates the state of a new endpoint.
     fn new(endpoint: &Endpoint) -> Self;
 
-    /// The endpoint as it was last given.
+    /// Returns the endpoint as of the last update.
     fn endpoint(&self) -> &Endpoint;
 
-    /// Takes in the same endpoint with other attributes.
+    /// Replaces the endpoint by one with the same addresses and other attributes.
     fn update(&mut self, endpoint: &Endpoint);
 
-    /// Whether an endpoint is kept at all; one without addresses never is.
+    /// Returns true if the list includes this endpoint. Endpoints without addresses are never included.
     fn accepts(endpoint: &Endpoint) -> bool {
         let _ = endpoint;
         true
     }
 }
 
-/// Brings what is kept over to other endpoints, in their order. Of several with the same addresses the first counts. Answers
-/// what is kept no longer.
+/// Applies a list of endpoints to the state per endpoint, in the order of the list. If several have the same addresses, the
+/// first applies. Returns the removed state.
 pub(crate) fn apply_diff<K: PerEndpoint>(kept: &mut Vec<K>, endpoints: &Endpoints) -> Vec<K> {
     match endpoints.as_distinct_list() {
         Some(list) => apply_diff_by_position(kept, list),
@@ -41,7 +41,7 @@ fn is_kept<K: PerEndpoint>(endpoint: &Endpoint) -> bool {
     !endpoint.addresses().is_empty() && K::accepts(endpoint)
 }
 
-/// The way for endpoints of which nothing is known: every one is looked up.
+/// Applies a list without known properties: looks up every endpoint.
 fn apply_diff_by_key<'e, K: PerEndpoint>(
     kept: &mut Vec<K>,
     endpoints: impl Iterator<Item = &'e Endpoint>,
@@ -60,13 +60,13 @@ fn apply_diff_by_key<'e, K: PerEndpoint>(
     old.into_values().collect()
 }
 
-/// The way for endpoints that share no address: only those that stand in one list alone are looked up.
+/// Applies a list of endpoints that share no address: looks up only endpoints that are in one of the lists.
 fn apply_diff_by_position<K: PerEndpoint>(kept: &mut Vec<K>, list: &[Endpoint]) -> Vec<K> {
     let segments = compare(kept, list);
     update_in_place(kept, list, &segments).unwrap_or_else(|| merge(kept, list, &segments))
 }
 
-/// Part of two lists side by side: `same` endpoints that stand in both, then `removed` of the old and `added` of the new one.
+/// Section of two lists: `same` common endpoints, then `removed` ones of the old and `added` ones of the new list.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct DiffSegment {
     same: usize,
@@ -74,7 +74,7 @@ struct DiffSegment {
     added: usize,
 }
 
-/// Compares the lists by identity. Where they do not agree again soon, all that follows has gone and come.
+/// Compares the lists by identity. If no common endpoint follows soon, the remainder counts as removed and added.
 fn compare<K: PerEndpoint>(kept: &[K], list: &[Endpoint]) -> Vec<DiffSegment> {
     let mut segments = Vec::new();
     let (mut old, mut new) = (kept, list);
@@ -94,7 +94,7 @@ fn compare<K: PerEndpoint>(kept: &[K], list: &[Endpoint]) -> Vec<DiffSegment> {
     }
 }
 
-/// How many of each list to pass over until they agree again, the fewest together.
+/// Returns the numbers of endpoints to skip in each list until the next common one, with the smallest sum.
 fn next_match<K: PerEndpoint>(old: &[K], new: &[Endpoint]) -> Option<(usize, usize)> {
     let agree = |removed: usize, added: usize| match (old.get(removed), new.get(added)) {
         (Some(old), Some(new)) => old.endpoint().is_same(new),
@@ -105,8 +105,8 @@ fn next_match<K: PerEndpoint>(old: &[K], new: &[Endpoint]) -> Option<(usize, usi
         .find(|(o, n)| agree(*o, *n))
 }
 
-/// Renews what is kept without moving any of it, and answers what has gone; `None` if not each endpoint that comes stands where
-/// one went.
+/// Updates the state in place. Returns the removed state; `None` if an added endpoint does not take the position of a
+/// removed one.
 fn update_in_place<K: PerEndpoint>(
     kept: &mut [K],
     list: &[Endpoint],
@@ -124,7 +124,7 @@ fn update_in_place<K: PerEndpoint>(
     let is_there = |kept: &[K], at: usize| kept[at].endpoint().key() == list[at].key();
     let is_plain = match changed[..] {
         [only] => is_kept::<K>(&list[only]),
-        // One that comes here may be one that went there.
+        // An endpoint that was added here may have been removed elsewhere.
         _ => changed.iter().all(|at| is_there(kept, *at) && is_kept::<K>(&list[*at])),
     };
     if !is_plain {
@@ -141,7 +141,7 @@ fn update_in_place<K: PerEndpoint>(
     Some(removed)
 }
 
-/// Puts together what stays and what comes, in the order of the new list; answers what has gone.
+/// Builds the state in the order of the new list. Returns the removed state.
 fn merge<K: PerEndpoint>(kept: &mut Vec<K>, list: &[Endpoint], segments: &[DiffSegment]) -> Vec<K> {
     let removed = extract_removed(kept, segments);
     if segments.iter().all(|segment| segment.added == 0) {
@@ -161,7 +161,7 @@ fn merge<K: PerEndpoint>(kept: &mut Vec<K>, list: &[Endpoint], segments: &[DiffS
     removed.all
 }
 
-/// Takes out what has gone.
+/// Removes the state of removed endpoints.
 fn extract_removed<K: PerEndpoint>(kept: &mut Vec<K>, segments: &[DiffSegment]) -> Vec<K> {
     if let [DiffSegment { same: 0, .. }] = segments {
         return std::mem::take(kept);
@@ -172,7 +172,7 @@ fn extract_removed<K: PerEndpoint>(kept: &mut Vec<K>, segments: &[DiffSegment]) 
     kept.extract_if(.., |_| stays.next() == Some(false)).collect()
 }
 
-/// What has gone, with its places by key: it may have gone to another place. Where all has gone and other comes, nothing is
+/// Removed state, with its positions by key: an endpoint may only have moved. If all endpoints are replaced, nothing is
 /// moved.
 struct RemovedEntries<K> {
     all: Vec<K>,
@@ -186,7 +186,7 @@ impl<K: PerEndpoint> RemovedEntries<K> {
         RemovedEntries { all, index_by_key }
     }
 
-    /// What was kept about this endpoint, if it went.
+    /// Returns the state of this endpoint, if it was removed.
     fn take(&mut self, endpoint: &Endpoint) -> Option<K> {
         if self.index_by_key.is_empty() {
             return None;
@@ -214,7 +214,7 @@ fn updated_or_new<K: PerEndpoint>(kept: Option<K>, endpoint: &Endpoint) -> K {
 mod tests {
     use super::*;
 
-    /// An endpoint, and a number that it got when it came.
+    /// Endpoint with a number that is assigned when it is added.
     #[derive(Debug)]
     struct Numbered(Endpoint, usize);
 
@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Whatever becomes of a list, the quick way keeps what the thorough one keeps.
+    /// Checks that the fast path retains the same state as the full lookup, for any sequence of lists.
     #[test]
     fn both_ways_lead_to_the_same() {
         let mut random = crate::Rng::fixed(7);
@@ -279,7 +279,7 @@ mod tests {
         assert!(number > 300, "{number}");
     }
 
-    /// Changes here and there in a long list leave the rest alone.
+    /// Checks that single changes in a long list do not touch the other entries.
     #[test]
     fn what_stays_is_not_looked_up() {
         let mut list: Vec<Endpoint> = (0..100).map(|i| Endpoint::at(format!("e{i}").as_str())).collect();

@@ -1,4 +1,4 @@
-//! A map whose clones share what did not change: its keys, and pages of its values.
+//! Persistent map: clones share the keys and the pages of values that did not change.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -8,23 +8,23 @@ use std::sync::Arc;
 use crate::collections::fast_map::FastMap;
 use crate::collections::persistent_vec::PersistentVec;
 
-/// A map, in the order in which its keys came. Cloning it and changing a value takes a small part of what it takes to make it
-/// anew, and what did not change is shared; another key takes as much as making it anew does.
+/// Map in insertion order. A clone with one replaced value copies a small part and shares the others. Insertion or removal of a
+/// key copies the whole map.
 pub(crate) struct PersistentMap<K, V> {
     keys: Arc<MapKeys<K>>,
-    /// By the places of their keys.
+    /// Values by the position of their keys.
     values: PersistentVec<V>,
 }
 
 #[derive(Clone)]
 struct MapKeys<K> {
     list: Vec<K>,
-    /// Where in the list each of them is.
+    /// Position of each key in the list.
     places: FastMap<K, usize>,
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
-    /// The value of a key.
+    /// Returns the value of a key.
     pub(crate) fn get<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -32,7 +32,7 @@ impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
         self.values.get(*self.keys.places.get(key)?)
     }
 
-    /// Whether the key has a value.
+    /// Returns true if the key has a value.
     pub(crate) fn contains_key<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -40,7 +40,7 @@ impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
         self.keys.places.contains_key(key)
     }
 
-    /// Puts a value in the place of the one that the key has, if any.
+    /// Inserts or replaces the value of a key.
     pub(crate) fn insert(&mut self, key: K, value: V) {
         let place = self.keys.places.get(&key).copied().unwrap_or_else(|| {
             let keys = Arc::make_mut(&mut self.keys);
@@ -51,7 +51,7 @@ impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
         self.values.set(place, value);
     }
 
-    /// Removes a key, if it is there. Takes as much as making the map anew does.
+    /// Removes a key, if present. Copies the whole map.
     pub(crate) fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q)
     where
         K: Borrow<Q>,
@@ -60,12 +60,12 @@ impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
         *self = others.map(|(key, value)| (key.clone(), value.clone())).collect();
     }
 
-    /// The entries.
+    /// Returns the entries in insertion order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.keys.list.iter().zip(self.values.iter())
     }
 
-    /// The keys that stand in one of both maps only, or with something else in the other. What both share is passed over.
+    /// Returns the keys that are in only one of the maps or have different values. Skips shared parts.
     pub(crate) fn diff<'m>(
         &'m self,
         other: &'m PersistentMap<K, V>,
@@ -151,7 +151,7 @@ mod tests {
     }
 
     proptest! {
-        /// A table holds what a standard map holds, and two versions differ where the standard ones do.
+        /// Checks contents and differences against a standard map.
         #[test]
         fn is_a_map(first in changes(300), then in changes(10)) {
             let (mut table, mut plain) = (PersistentMap::default(), BTreeMap::new());
@@ -173,7 +173,7 @@ mod tests {
         }
     }
 
-    /// A change shares the keys and nearly all values, which a comparison passes over.
+    /// Checks that a change shares the keys and nearly all values, and that the comparison skips them.
     #[test]
     fn what_did_not_change_is_shared() {
         let before: PersistentMap<u32, u32> = (0..10_000).map(|key| (key, key)).collect();

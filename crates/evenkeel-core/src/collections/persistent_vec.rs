@@ -1,28 +1,28 @@
-//! Values by index, in pages which clones share: one change among ten thousand copies a page and the list that it stands in.
+//! Persistent vector: clones share pages. A change among ten thousand values copies one page and its directory.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// How many values stand on a page, and how many pages in a book.
+/// Number of values per page, and of pages per directory.
 const FANOUT: usize = 32;
 
 type VecLeaf<V> = [Option<V>; FANOUT];
 type VecNode<V> = [Option<Arc<VecLeaf<V>>>; FANOUT];
 
-/// Values by index. Cloning it and changing one value takes a small part of what it takes to copy all, and what did not change
-/// is shared. Gaps between indices take little room.
+/// Values by index. A clone with one replaced value copies a small part and shares the others. Gaps between indices need little
+/// memory.
 pub(crate) struct PersistentVec<V> {
     nodes: Vec<Option<Arc<VecNode<V>>>>,
 }
 
 impl<V> PersistentVec<V> {
-    /// The value at an index, if there is one.
+    /// Returns the value at an index, if there is one.
     pub(crate) fn get(&self, index: usize) -> Option<&V> {
         let node = self.nodes.get(index / (FANOUT * FANOUT))?.as_ref()?;
         node[index / FANOUT % FANOUT].as_ref()?[index % FANOUT].as_ref()
     }
 
-    /// The values, by index.
+    /// Returns the values in the order of their indices.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &V> {
         let pages = self.nodes.iter().flatten().flat_map(|node| node.iter().flatten());
         pages.flat_map(|leaf| leaf.iter().flatten())
@@ -30,7 +30,7 @@ impl<V> PersistentVec<V> {
 }
 
 impl<V> PersistentVec<V> {
-    /// The indices at which one of both has a value and the other has none or another. What both share is passed over.
+    /// Returns the indices at which the vectors differ. Skips shared pages.
     pub(crate) fn diff(&self, other: &PersistentVec<V>, is_same: impl Fn(&V, &V) -> bool) -> Vec<usize> {
         let mut found = Vec::new();
         for node in 0..self.nodes.len().max(other.nodes.len()) {
@@ -60,7 +60,7 @@ fn is_shared<T>(left: Option<&Arc<T>>, right: Option<&Arc<T>>) -> bool {
 }
 
 impl<V: Clone> PersistentVec<V> {
-    /// Puts a value in the place of the one that is there, if any, and returns that one.
+    /// Sets the value at an index. Returns the previous one.
     pub(crate) fn set(&mut self, index: usize, value: V) -> Option<V> {
         let node = index / (FANOUT * FANOUT);
         if self.nodes.len() <= node {
@@ -69,13 +69,13 @@ impl<V: Clone> PersistentVec<V> {
         self.place(index).replace(value)
     }
 
-    /// Takes a value out, if there is one.
+    /// Removes the value at an index, if there is one.
     pub(crate) fn take(&mut self, index: usize) -> Option<V> {
         self.get(index)?;
         self.place(index).take()
     }
 
-    /// The place for a value, in a page of its own.
+    /// Returns the slot of an index, in a page that is not shared.
     fn place(&mut self, index: usize) -> &mut Option<V> {
         let node =
             self.nodes[index / (FANOUT * FANOUT)].get_or_insert_with(|| Arc::new([const { None }; FANOUT]));
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// It holds what a map by index holds, and a clone is not touched by what comes after.
+        /// Checks the contents against a standard map, and that later changes do not affect a clone.
         #[test]
         fn is_a_map_by_index(changes in proptest::collection::vec((0..5_000_usize, any::<Option<u8>>()), 0..300)) {
             let (mut pages, mut plain) = (PersistentVec::default(), BTreeMap::new());
@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    /// A change copies a page and its book; all others are shared.
+    /// Checks that a change copies one page and its directory, and shares all others.
     #[test]
     fn what_did_not_change_is_shared() {
         let before: PersistentVec<Arc<usize>> = (0..10_000).map(Arc::new).collect();

@@ -1,8 +1,8 @@
-//! Clusters as policies see them: what discovery found, in the core's own words.
+//! Discovered clusters, as input of the policies.
 //!
-//! A driver that discovers clusters gives one [`ClusterMap`] value with each [`LbUpdate`](crate::LbUpdate); `cds_experimental`
-//! and `xds_cluster_resolver_experimental` look up in it what their configs name. The value is replaced, never changed,
-//! and parts that did not change keep their allocation: identity is the change signal here as everywhere.
+//! A driver passes one [`ClusterMap`] with each [`LbUpdate`](crate::LbUpdate). `cds_experimental` and
+//! `xds_cluster_resolver_experimental` look up the clusters of their configs in it. A map is replaced, never modified, and parts that
+//! did not change keep their allocation: identity is the change signal.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::{Address, Endpoints, Locality, Status, TransportParams};
 const SERVER: &str = "lrsLoadReportingServer";
 const METRICS: &str = "lrsReportEndpointMetrics";
 
-/// Everything that is known about clusters at one time.
+/// Clusters and endpoint sets of one update.
 ///
 /// A clone is cheap. A driver clones the map, replaces the parts that changed and gives the clone to
 /// [`LbUpdate::with_clusters`](crate::LbUpdate::with_clusters): only the policies that used a replaced part run again.
@@ -78,7 +78,7 @@ impl ClusterMap {
         (clusters, self.endpoint_sets.diff(&other.endpoint_sets, Arc::ptr_eq))
     }
 
-    /// The locality of the endpoint at this address, if the cluster has one with a locality.
+    /// Returns the locality of the endpoint at this address, if the cluster has one with a locality.
     pub(crate) fn locality(&self, cluster: &Arc<str>, address: &Address) -> Option<&Arc<Locality>> {
         let Cluster::Leaf(leaf) = &**self.cluster(cluster)?.as_ref().ok()? else { return None };
         let mut endpoints = self.endpoint_set(&leaf.source)?.priorities.iter().flat_map(Endpoints::iter);
@@ -86,7 +86,7 @@ impl ClusterMap {
     }
 }
 
-/// Whether the same is said of a cluster: clusters are replaced, never changed.
+/// Returns true if both are the same allocation or equal errors. Clusters are replaced, never modified.
 pub(crate) fn is_same_cluster(a: &Result<Arc<Cluster>, Status>, b: &Result<Arc<Cluster>, Status>) -> bool {
     match (a, b) {
         (Ok(a), Ok(b)) => Arc::ptr_eq(a, b),
@@ -95,93 +95,93 @@ pub(crate) fn is_same_cluster(a: &Result<Arc<Cluster>, Status>, b: &Result<Arc<C
     }
 }
 
-/// A cluster.
+/// Cluster of an update.
 #[derive(Clone, Debug)]
 pub enum Cluster {
-    /// One with endpoints of its own.
+    /// Leaf cluster with endpoints of its own.
     Leaf(LeafCluster),
-    /// One made of others.
+    /// Aggregate of other clusters (A37).
     Aggregate {
-        /// The names of its leaf clusters, highest priority first, each once (A37).
+        /// Names of the leaf clusters, highest priority first, each once (A37).
         leaves: Vec<Arc<str>>,
     },
 }
 
-/// A cluster with endpoints of its own.
+/// Cluster with endpoints of its own.
 #[derive(Clone, Debug)]
 pub struct LeafCluster {
-    /// Its name.
+    /// Name of the cluster.
     pub name: Arc<str>,
-    /// Where its endpoints come from.
+    /// Source of its endpoints.
     pub source: EndpointSource,
-    /// The policy that picks localities and endpoints.
+    /// Policy that picks localities and endpoints.
     pub lb_policy: LbConfig,
-    /// How many calls may be in flight to it, if limited otherwise than by default (A32).
+    /// Maximum number of calls in flight; `None` for the default (A32).
     pub max_concurrent_requests: Option<u32>,
-    /// When endpoints are ejected, if ever (A50).
+    /// Outlier detection settings; `None` disables it (A50).
     pub outlier_detection: Option<OutlierSettings>,
-    /// Where its load is reported to, if anywhere.
+    /// Server for its load reports; `None` disables them.
     pub load_reporting: Option<Arc<LoadReporting>>,
-    /// By what means its connections are made, if it has its own. Not part of the JSON form.
+    /// Transport parameters; `None` for those of the channel. Not part of the JSON form.
     pub transport: Option<TransportParams>,
 }
 
-/// Where the endpoints of a cluster come from.
+/// Source of the endpoints of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EndpointSource {
-    /// From a control plane.
+    /// EDS resource of a control plane.
     Eds {
-        /// The name of the cluster, under which they are asked for unless there is a name of their own.
+        /// Name of the cluster, which is also the resource name unless `eds_service_name` is set.
         cluster: Arc<str>,
-        /// The name under which they are asked for.
+        /// Name of the EDS resource.
         service_name: Option<Arc<str>>,
     },
-    /// From DNS: all addresses of the name are one endpoint.
+    /// DNS name. All of its addresses form one endpoint.
     LogicalDns {
-        /// The name and the port, as in `example.com:443`.
+        /// Host name and port, as in `example.com:443`.
         hostname: Arc<str>,
     },
 }
 
-/// The endpoints of a cluster.
+/// Endpoints of a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointSet {
-    /// The priorities, highest first, each a plain list of endpoints that carry locality and weights. Empty means
-    /// that there is nothing to call.
+    /// Priorities, highest first, each a plain list of endpoints with locality and weights. Empty if there are no
+    /// endpoints.
     pub priorities: Vec<Endpoints>,
-    /// Which calls to drop, tried in order.
+    /// Drop categories, tried in order.
     pub drops: Vec<DropCategory>,
-    /// What failures should say: why there are no endpoints, or what is wrong with the source although there are some.
+    /// Resolution note for error messages: the reason for missing endpoints, or an ambient error of the source.
     pub note: Option<Arc<str>>,
 }
 
-/// Where the load of a cluster is reported to, and what of the backends' own metrics.
+/// Load reporting settings of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LoadReporting {
-    /// The URI of the server.
+    /// URI of the LRS server.
     pub server: Arc<str>,
-    /// Which metrics of per-call load reports to pass on.
+    /// Metrics of per-call load reports to include.
     pub metrics: BackendMetrics,
 }
 
-/// Which metrics of per-call load reports go into load reports to the control plane (A64, A85).
+/// Metrics of per-call load reports that are included in load reports to the control plane (A64, A85).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a metric of its own, on or off")]
 pub struct BackendMetrics {
-    /// `cpu_utilization`.
+    /// True to include `cpu_utilization`.
     pub cpu_utilization: bool,
-    /// `mem_utilization`.
+    /// True to include `mem_utilization`.
     pub mem_utilization: bool,
-    /// `application_utilization`.
+    /// True to include `application_utilization`.
     pub application_utilization: bool,
-    /// Every key of `named_metrics`.
+    /// True to include every key of `named_metrics`.
     pub all_named: bool,
-    /// These keys of `named_metrics`.
+    /// Keys of `named_metrics` to include.
     pub named: BTreeSet<String>,
 }
 
 impl Cluster {
-    /// Where its endpoints come from, if it has endpoints of its own.
+    /// Returns the source of its endpoints; `None` for an aggregate cluster.
     pub fn source(&self) -> Option<&EndpointSource> {
         match self {
             Cluster::Leaf(leaf) => Some(&leaf.source),
@@ -191,8 +191,8 @@ impl Cluster {
 }
 
 impl BackendMetrics {
-    /// Adds a metric as A85 spells it: `cpu_utilization`, `mem_utilization`, `application_utilization`,
-    /// `named_metrics.KEY`, `named_metrics.*`. Answers whether it is one of these; others are to be ignored.
+    /// Adds a metric by its name in A85: `cpu_utilization`, `mem_utilization`, `application_utilization`,
+    /// `named_metrics.KEY` or `named_metrics.*`. Returns false for other names, which callers ignore.
     pub fn add(&mut self, name: &str) -> bool {
         match name {
             "cpu_utilization" => self.cpu_utilization = true,
@@ -207,7 +207,7 @@ impl BackendMetrics {
         true
     }
 
-    /// The metrics as [`BackendMetrics::add`] takes them.
+    /// Returns the metrics in the form that [`BackendMetrics::add`] accepts.
     pub fn names(&self) -> impl Iterator<Item = String> {
         let one = |is_on: bool, name: &str| is_on.then(|| name.to_owned());
         let fixed = [
@@ -221,7 +221,7 @@ impl BackendMetrics {
 }
 
 impl EndpointSource {
-    /// The name that endpoints are asked for under: an EDS resource or a host.
+    /// Returns the name of the EDS resource or the host.
     pub fn name(&self) -> &Arc<str> {
         match self {
             EndpointSource::Eds { cluster, service_name } => service_name.as_ref().unwrap_or(cluster),
@@ -231,15 +231,15 @@ impl EndpointSource {
 }
 
 impl EndpointSet {
-    /// One priority without endpoints: what a source that cannot be had stands for (A37). Failures carry the note.
+    /// Creates one priority without endpoints, for a source without a valid resource (A37). Error messages contain the note.
     pub fn unreachable(note: impl Into<Arc<str>>) -> EndpointSet {
         EndpointSet { priorities: vec![Endpoints::none()], drops: Vec::new(), note: Some(note.into()) }
     }
 }
 
 impl LoadReporting {
-    /// The `lrsLoadReportingServer` of a policy's config, as the bootstrap describes a server or its URI alone, and the
-    /// metrics to pass on, as A85 spells them.
+    /// Parses the `lrsLoadReportingServer` of a policy's config, in the form of the bootstrap or as a plain URI, and the metrics
+    /// to include, as in A85.
     pub(crate) fn parse(fields: &ConfigFields<'_>) -> Result<Option<LoadReporting>, ConfigError> {
         let server: Arc<str> = match fields.value(SERVER) {
             None => return Ok(None),
@@ -261,35 +261,35 @@ impl LoadReporting {
         Ok(Some(LoadReporting { server, metrics }))
     }
 
-    /// The server as [`LoadReporting::parse`] reads it.
+    /// Returns the server in the form that [`LoadReporting::parse`] accepts.
     pub(crate) fn server_to_json(&self) -> Value {
         json!({ "server_uri": self.server })
     }
 
-    /// The metrics as [`LoadReporting::parse`] reads them, if there are any.
+    /// Returns the metrics in the form that [`LoadReporting::parse`] accepts, if there are any.
     pub(crate) fn metrics_to_json(&self) -> Option<Value> {
         let names: Vec<String> = self.metrics.names().collect();
         (!names.is_empty()).then(|| names.into())
     }
 }
 
-/// The configs that come one from the other for a cluster, each as the settings of its policy. They are made by what the
-/// policies themselves run with.
+/// Configs of the policies of a cluster, each derived from the previous one. They are built by the same code that the
+/// policies use.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LbConfigStages {
-    /// The list of policies that the cluster asks for: what the control plane's was converted to.
+    /// Policy list of the cluster, converted from the control plane's.
     pub lb_policy_config: Value,
-    /// `xds_cluster_resolver_experimental`, as `cds_experimental` configures it.
+    /// Settings of `xds_cluster_resolver_experimental`, as built by `cds_experimental`.
     pub cluster_resolver: Value,
-    /// `priority_experimental`, as the cluster resolver configures it.
+    /// Settings of `priority_experimental`, as built by the cluster resolver.
     pub priority: Value,
-    /// `weighted_target_experimental`, as `xds_wrr_locality_experimental` configures it in the first priority; `None` if
-    /// the cluster asks for another policy.
+    /// Settings of `weighted_target_experimental`, as built by `xds_wrr_locality_experimental` for the first priority; `None` if
+    /// the cluster uses another policy.
     pub weighted_target: Option<Value>,
 }
 
-/// The configs for a cluster with these endpoints, from what the control plane asked for down to the localities (A52).
+/// Returns the configs for a cluster with these endpoints, from the control plane's policy to the localities (A52).
 pub fn stages(leaf: &LeafCluster, set: &EndpointSet) -> LbConfigStages {
     let first = set.priorities.first().cloned().unwrap_or_else(Endpoints::none);
     let localities = leaf.lb_policy.settings::<WrrLocalityConfig>().map(|policy| policy.targets(&first));

@@ -1,8 +1,8 @@
-//! Policy configuration: gRPC service-config JSON, parsed at the door.
+//! Policy configs: parser for gRPC service config JSON.
 //!
-//! [`ConfigFields`] reads one JSON object with the rules of proto3 JSON (both spellings of a name, `null` is unset, numbers
-//! may be strings, durations are `"1.5s"`), and every error names the policy, the path to the field, what was expected
-//! and what was found. Unknown fields are ignored (A24).
+//! [`ConfigFields`] reads one JSON object by the rules of proto3 JSON: both spellings of a name, `null` is unset, numbers may be
+//! strings, durations are `"1.5s"`. Every error contains the policy, the path of the field, the expected and the actual value.
+//! Unknown fields are ignored (A24).
 
 pub mod cluster;
 pub(crate) mod registry;
@@ -19,14 +19,14 @@ use serde_json::{Map, Value, json};
 use crate::config::registry::Registry;
 use crate::policy::{AnyPolicy, ErasedPolicy, Policy};
 
-/// How deep policies may nest in a config; far above any real tree, far below a stack's end.
+/// Maximum depth of nested policies in a config. Real trees are far shallower, and the stack allows far more.
 const MAX_DEPTH: usize = 64;
 
-/// The longest duration in proto3 JSON, in seconds (10,000 years).
+/// Maximum duration in proto3 JSON, in seconds (10,000 years).
 const MAX_SECONDS: u64 = 315_576_000_000;
 
-/// A parsed policy configuration: which policy, and its own settings. Cheap to clone; the same allocation means
-/// that nothing changed.
+/// Parsed config of a policy: its name and its settings. Cheap to clone; the same allocation means that nothing
+/// changed.
 #[derive(Clone)]
 pub struct LbConfig(Arc<LbConfigInner>);
 
@@ -38,21 +38,21 @@ struct LbConfigInner {
     warnings: Vec<String>,
 }
 
-/// Settings whose type only their policy knows.
+/// Type-erased settings of a policy.
 pub(crate) type PolicySettings = Box<dyn Any + Send + Sync>;
 
-/// The settings as JSON.
+/// JSON form of the settings.
 enum SettingsJson {
-    /// What they were parsed from.
+    /// JSON that the settings were parsed from.
     Read(Value),
-    /// They were made in code; their policy writes them.
+    /// Settings were created in code; the policy converts them.
     Written(fn(&PolicySettings) -> Value),
 }
 
 pub(crate) type PolicyFactory = Arc<dyn Fn() -> Box<dyn AnyPolicy> + Send + Sync>;
 
 impl LbConfig {
-    /// A configuration made in code, for a policy that builds its child's settings itself.
+    /// Creates a config from settings, for a policy that builds the config of its child.
     pub fn new<P: Policy + Default>(name: impl Into<Arc<str>>, settings: P::Config) -> LbConfig {
         let build: PolicyFactory = Arc::new(|| Box::new(ErasedPolicy(P::default())));
         LbConfig(Arc::new(LbConfigInner {
@@ -74,23 +74,23 @@ impl LbConfig {
         LbConfig(Arc::new(LbConfigInner { name, settings, json: SettingsJson::Read(json), build, warnings }))
     }
 
-    /// The canonical name of the policy.
+    /// Returns the canonical name of the policy.
     pub fn policy(&self) -> &str {
         &self.0.name
     }
 
-    /// What the parser accepted but wants the operator to know.
+    /// Returns warnings of the parser about accepted values.
     pub fn warnings(&self) -> &[String] {
         &self.0.warnings
     }
 
-    /// Whether both are the same value in memory.
+    /// Returns true if both are the same allocation.
     pub fn is_same(&self, other: &LbConfig) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The config as one entry of a `loadBalancingConfig` list: `{"policy_name": {settings}}`. What was parsed reads as
-    /// it was written; what was made in code is written by its policy ([`Policy::to_json`]).
+    /// Returns the config as an entry of a `loadBalancingConfig` list: `{"policy_name": {settings}}`. A parsed config is returned as
+    /// it was written. The policy converts one that was created in code ([`Policy::to_json`]).
     ///
     /// ```
     /// use evenkeel_core::Registry;
@@ -103,7 +103,7 @@ impl LbConfig {
         json!({ self.policy(): self.settings_to_json() })
     }
 
-    /// The settings without the name of the policy.
+    /// Returns the settings without the name of the policy.
     pub(crate) fn settings_to_json(&self) -> Value {
         match &self.0.json {
             SettingsJson::Read(Value::Null) => json!({}),
@@ -116,7 +116,7 @@ impl LbConfig {
         (self.0.build)()
     }
 
-    /// The settings, if they are of this type.
+    /// Returns the settings, if they have this type.
     pub fn settings<C: 'static>(&self) -> Option<&C> {
         self.0.settings.downcast_ref()
     }
@@ -134,7 +134,7 @@ fn write<P: Policy>(settings: &PolicySettings) -> Value {
     P::to_json(settings)
 }
 
-/// What is wrong with a configuration, and where.
+/// Error in a config, with the path of the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     policy: Option<Arc<str>>,
@@ -143,17 +143,17 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// A problem with the thing at `path`.
+    /// Creates an error about the value at `path`.
     pub(crate) fn new(policy: Option<Arc<str>>, path: String, problem: impl Into<String>) -> ConfigError {
         ConfigError { policy, path, problem: problem.into() }
     }
 
-    /// The policy whose settings are at fault, if it is known.
+    /// Returns the policy with the invalid settings, if it is known.
     pub fn policy(&self) -> Option<&str> {
         self.policy.as_deref()
     }
 
-    /// The path to the field, as in `loadBalancingConfig[0].ring_hash_experimental.minRingSize`.
+    /// Returns the path of the field, as in `loadBalancingConfig[0].ring_hash_experimental.minRingSize`.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -170,7 +170,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// One JSON object of a policy's settings, with its place in the whole config.
+/// JSON object of a policy's settings, with its path in the config.
 pub struct ConfigFields<'a> {
     object: Cow<'a, Map<String, Value>>,
     path: String,
@@ -197,18 +197,18 @@ impl<'a> ConfigFields<'a> {
         Ok(ConfigFields { object, path, policy, registry, depth, warnings })
     }
 
-    /// An error about the field called `name` (in camel case).
+    /// Creates an error about the field `name` (in camel case).
     pub fn error(&self, name: &str, problem: impl Into<String>) -> ConfigError {
         ConfigError::new(Some(self.policy.clone()), format!("{}.{name}", self.path), problem)
     }
 
-    /// Notes something that is accepted but that the operator should see.
+    /// Adds a warning about an accepted value.
     pub fn warn(&self, name: &str, text: &str) {
         let line = format!("policy \"{}\": {}.{name}: {text}", self.policy, self.path);
         self.warnings.borrow_mut().push(line);
     }
 
-    /// The raw value of a field given in camel case; the snake-case spelling is found too, `null` is unset.
+    /// Returns the raw value of a field, by its name in camel case. Also finds the snake-case spelling; `null` is unset.
     pub fn value(&self, name: &str) -> Option<&Value> {
         self.object
             .get(name)
@@ -216,12 +216,12 @@ impl<'a> ConfigFields<'a> {
             .filter(|value| !value.is_null())
     }
 
-    /// A boolean.
+    /// Reads a boolean; `None` if unset.
     pub fn bool(&self, name: &str) -> Result<Option<bool>, ConfigError> {
         self.read(name, "true or false", Value::as_bool)
     }
 
-    /// A whole number from 0 to 2^32-1.
+    /// Reads an integer from 0 to 2^32-1.
     pub fn u32(&self, name: &str) -> Result<Option<u32>, ConfigError> {
         let number = self.read(name, "a whole number from 0 to 4294967295", |value| {
             parse_integer(value).and_then(|n| u32::try_from(n).ok())
@@ -229,12 +229,12 @@ impl<'a> ConfigFields<'a> {
         Ok(number)
     }
 
-    /// A whole number from 0 to 2^64-1.
+    /// Reads an integer from 0 to 2^64-1.
     pub fn u64(&self, name: &str) -> Result<Option<u64>, ConfigError> {
         self.read(name, "a whole number, not negative", parse_integer)
     }
 
-    /// A finite number.
+    /// Reads a finite number.
     pub fn f64(&self, name: &str) -> Result<Option<f64>, ConfigError> {
         self.read(name, "a finite number", |value| {
             let number = match value {
@@ -245,7 +245,7 @@ impl<'a> ConfigFields<'a> {
         })
     }
 
-    /// A string.
+    /// Reads a string; `None` if unset.
     pub fn str(&self, name: &str) -> Result<Option<&str>, ConfigError> {
         match self.value(name) {
             None => Ok(None),
@@ -254,7 +254,7 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// A list of strings; empty when unset.
+    /// Reads a list of strings; empty if unset.
     pub fn strings(&self, name: &str) -> Result<Vec<String>, ConfigError> {
         let mut all = Vec::new();
         for (i, value) in self.array(name)?.iter().enumerate() {
@@ -266,7 +266,7 @@ impl<'a> ConfigFields<'a> {
         Ok(all)
     }
 
-    /// A duration that is not negative.
+    /// Reads a non-negative duration.
     pub fn duration(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
         match self.signed_duration(name)? {
             Some((wait, true)) if wait > Duration::ZERO => Err(self.error(name, "must not be negative")),
@@ -274,7 +274,7 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// A duration whose negative values count as zero (A58: blackout periods at or below zero are off).
+    /// Reads a duration; a negative one counts as zero (A58: blackout periods at or below zero are off).
     pub(crate) fn duration_or_zero(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
         let signed = self.signed_duration(name)?;
         Ok(signed.map(|(wait, negative)| if negative { Duration::ZERO } else { wait }))
@@ -284,18 +284,18 @@ impl<'a> ConfigFields<'a> {
         self.read(name, "a duration such as \"10s\" or \"0.25s\"", |value| value.as_str().and_then(duration))
     }
 
-    /// A nested object.
+    /// Reads a nested object.
     pub fn object(&self, name: &str) -> Result<Option<ConfigFields<'_>>, ConfigError> {
         self.value(name).map(|value| self.nested(value, format!("{}.{name}", self.path))).transpose()
     }
 
-    /// A list of nested objects; empty when unset.
+    /// Reads a list of nested objects; empty if unset.
     pub fn objects(&self, name: &str) -> Result<Vec<ConfigFields<'_>>, ConfigError> {
         let nested = |(i, value)| self.nested(value, format!("{}.{name}[{i}]", self.path));
         self.array(name)?.iter().enumerate().map(nested).collect()
     }
 
-    /// A map from names to nested objects, in the order of the names; empty when unset.
+    /// Reads a map from names to nested objects, in the order of the names; empty if unset.
     pub fn map(&self, name: &str) -> Result<Vec<(&str, ConfigFields<'_>)>, ConfigError> {
         match self.value(name) {
             None => Ok(Vec::new()),
@@ -310,7 +310,7 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// The config of a child policy: a list of candidates, of which the first registered one counts. Required.
+    /// Reads the required config of a child policy: a list of candidates, of which the first registered one applies.
     pub fn child(&self, name: &str) -> Result<LbConfig, ConfigError> {
         match self.value(name) {
             None => Err(self.error(name, "is required: a list such as [{\"round_robin\": {}}]")),
@@ -353,7 +353,7 @@ impl fmt::Debug for ConfigFields<'_> {
     }
 }
 
-/// Fails on configs nested so deep that only malice explains them.
+/// Returns an error if policies are nested too deep.
 pub(crate) fn check_depth(path: &str, depth: usize) -> Result<(), ConfigError> {
     if depth <= MAX_DEPTH {
         return Ok(());
@@ -361,7 +361,7 @@ pub(crate) fn check_depth(path: &str, depth: usize) -> Result<(), ConfigError> {
     Err(ConfigError::new(None, path.to_owned(), format!("policies are nested more than {MAX_DEPTH} deep")))
 }
 
-/// `expected X, found Y`, with long values cut.
+/// Returns `expected X, found Y`, with long values truncated.
 pub(crate) fn expected(what: &str, found: &Value) -> String {
     let text = found.to_string();
     let shown: String = text.chars().take(80).collect();
@@ -369,12 +369,12 @@ pub(crate) fn expected(what: &str, found: &Value) -> String {
     format!("expected {what}, found {shown}{dots}")
 }
 
-/// A JSON object of the fields that have a value.
+/// Creates a JSON object of the fields that have a value.
 pub(crate) fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
     fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-/// A duration in proto3 JSON: seconds, with no more decimals than it needs.
+/// Returns a duration in proto3 JSON: seconds, without trailing zeros.
 pub(crate) fn duration_to_json(wait: Duration) -> String {
     let decimals = format!(".{:09}", wait.subsec_nanos());
     format!("{}{}s", wait.as_secs(), decimals.trim_end_matches('0').trim_end_matches('.'))
@@ -391,11 +391,11 @@ fn to_snake_case(camel: &str) -> String {
     out
 }
 
-/// A whole number as proto3 JSON writes it: a number (also `4.0`) or a string.
+/// Parses an integer in proto3 JSON: a number (also `4.0`) or a string.
 fn parse_integer(value: &Value) -> Option<u64> {
     match value {
         Value::String(text) => text.parse().ok(),
-        // 2^53 bounds what a JSON float can say exactly.
+        // Up to 2^53 a JSON float is exact.
         Value::Number(n) => n.as_u64().or_else(|| {
             let float = n.as_f64()?;
             (float >= 0.0 && float.fract() == 0.0 && float <= 9_007_199_254_740_992.0).then_some(float as u64)
@@ -404,7 +404,7 @@ fn parse_integer(value: &Value) -> Option<u64> {
     }
 }
 
-/// A proto3 JSON duration: seconds with at most nine decimals and an `s`; the flag says whether it is negative.
+/// Parses a proto3 JSON duration: seconds with at most nine decimals and an `s`. The flag is true for a negative one.
 fn duration(text: &str) -> Option<(Duration, bool)> {
     let number = text.strip_suffix('s')?;
     let (number, negative) = number.strip_prefix('-').map_or((number, false), |rest| (rest, true));

@@ -1,6 +1,6 @@
-//! Which policies there are, and how configs name them.
+//! Registry of policies by name.
 //!
-//! A registry is a value: a channel is built with one, and users add policies of their own to it.
+//! A registry is a value: a channel is built with one, and users register policies of their own.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,13 +14,13 @@ use crate::config::{
 };
 use crate::policy::{self, ErasedPolicy, Policy};
 
-/// How many names an error lists.
+/// Maximum number of names in an error.
 const NAMES_SHOWN: usize = 16;
 
-/// How many characters of a name an error shows.
+/// Maximum number of characters of a name in an error.
 const NAME_SHOWN: usize = 120;
 
-/// Policies by name.
+/// Registered policies, by the names that configs use.
 ///
 /// ```
 /// use evenkeel_core::Registry;
@@ -41,24 +41,24 @@ struct RegistryEntry {
 }
 
 impl Registry {
-    /// A registry without any policy.
+    /// Creates a registry without any policy.
     pub fn empty() -> Registry {
         Registry { entries: BTreeMap::new() }
     }
 
-    /// All policies of this crate under their gRPC names.
+    /// Creates a registry with all policies of this crate, by their gRPC names.
     pub fn standard() -> Registry {
         let mut registry = Registry::empty();
         policy::register_all(&mut registry);
         registry
     }
 
-    /// Adds a policy; a policy of the same name is replaced.
+    /// Registers a policy. Replaces a policy of the same name.
     pub fn register<P: Policy + Default>(&mut self, name: &str) {
         self.register_with(name, P::default);
     }
 
-    /// Adds a policy whose instances are made by `make`, for policies that carry something of their user's.
+    /// Registers a policy whose instances `make` creates, for policies with data of the application.
     pub fn register_with<P: Policy>(&mut self, name: &str, make: impl Fn() -> P + Send + Sync + 'static) {
         let name: Arc<str> = name.into();
         let build: PolicyFactory = Arc::new(move || Box::new(ErasedPolicy(make())));
@@ -66,29 +66,29 @@ impl Registry {
         self.entries.insert(name, entry);
     }
 
-    /// Makes `alias` another name of a policy that is registered; otherwise does nothing.
+    /// Adds `alias` as another name of a registered policy. Does nothing if the policy is not registered.
     pub fn alias(&mut self, alias: &str, name: &str) {
         if let Some(entry) = self.entries.get(name).cloned() {
             self.entries.insert(alias.into(), entry);
         }
     }
 
-    /// Removes a policy or an alias.
+    /// Removes a policy or an alias by name.
     pub fn remove(&mut self, name: &str) {
         self.entries.remove(name);
     }
 
-    /// Whether a config may name this policy.
+    /// Returns true if the name is registered.
     pub fn contains(&self, name: &str) -> bool {
         self.entries.contains_key(name)
     }
 
-    /// The registered names, aliases included, in alphabetical order.
+    /// Returns the registered names in alphabetical order, including aliases.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(|name| &**name)
     }
 
-    /// Parses a `loadBalancingConfig` list: the first entry whose name is registered is taken, and must parse (A24).
+    /// Parses a `loadBalancingConfig` list: the first entry with a registered name applies, and must be valid (A24).
     pub fn parse(&self, config: &Value) -> Result<LbConfig, ConfigError> {
         self.parse_at(config, "loadBalancingConfig".to_owned(), 0)
     }
@@ -98,7 +98,7 @@ impl Registry {
         self.parse(&text(json, "loadBalancingConfig")?)
     }
 
-    /// Parses a whole service config: its `loadBalancingConfig`, else the older `loadBalancingPolicy` name, else
+    /// Parses a service config: its `loadBalancingConfig`, else the older `loadBalancingPolicy` name, else
     /// `pick_first`.
     pub fn parse_service_config(&self, json: &str) -> Result<LbConfig, ConfigError> {
         let at = |name: &str| format!("serviceConfig.{name}");
@@ -184,7 +184,7 @@ impl fmt::Debug for Registry {
     }
 }
 
-/// Names from outside: escaped, and cut where they are long or many.
+/// Formats names from a config: escaped, truncated, and limited in number.
 fn listed(names: &[&str]) -> String {
     let quoted = |name: &&str| match name.char_indices().nth(NAME_SHOWN) {
         Some((end, _)) => format!("{:?}...", name.split_at(end).0),

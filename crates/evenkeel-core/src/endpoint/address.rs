@@ -1,24 +1,24 @@
-//! Where an endpoint can be reached.
+//! Addresses at which endpoints accept connections.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// One address of an endpoint. Equality is identity: two endpoints with the same address share a connection.
+/// Address of an endpoint. Endpoints with equal addresses share a connection.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Address {
-    /// An IP address with its port.
+    /// IP address and port.
     Ip(SocketAddr),
-    /// The path of a unix socket.
+    /// Path of a Unix socket.
     Unix(Arc<str>),
-    /// A name that only the transport understands, as in tests and simulations.
+    /// Name that only the transport interprets, for tests and simulations.
     Name(Arc<str>),
 }
 
 impl Address {
-    /// The address family, for interleaving (A61): families of equal number alternate with the others.
+    /// Returns the address family, for interleaving (A61).
     pub(crate) fn family(&self) -> u8 {
         match self {
             Address::Ip(SocketAddr::V6(_)) => 0,
@@ -28,7 +28,7 @@ impl Address {
     }
 }
 
-/// In as few words as tell addresses apart: ten thousand are looked up when endpoints are replaced.
+/// Hashes few words, since an update may look up ten thousand addresses.
 impl Hash for Address {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {
@@ -47,7 +47,7 @@ impl Hash for Address {
 }
 
 impl From<&str> for Address {
-    /// `1.2.3.4:80` and `[::1]:80` become IP addresses, `unix:/path` a unix socket, anything else a name.
+    /// Parses `1.2.3.4:80` and `[::1]:80` as IP addresses, `unix:/path` as a Unix socket, and other text as a name.
     fn from(text: &str) -> Address {
         if let Ok(ip) = text.parse() {
             Address::Ip(ip)

@@ -1,9 +1,9 @@
-//! The connection of one endpoint: pick_first over its addresses (A61, A62).
+//! Connection of one endpoint: pick_first over its addresses (A61, A62).
 //!
-//! Every policy above uses this as its leaf, so that an endpoint with several addresses behaves the same everywhere:
+//! It is the leaf of every policy, so that an endpoint with several addresses behaves the same in all of them:
 //!
 //! ```text
-//!                 asked for                      one is ready
+//!                 requested                      one is ready
 //!       Idle ──────────────────▶ Pass ─────────────────────────▶ Ready
 //!        ▲                        │  every address failed once     │
 //!        │                        ▼                                │
@@ -11,27 +11,27 @@
 //!        └──────────────────── connection lost ◀───────────────────┘
 //! ```
 //!
-//! In a *pass* addresses are tried in order, the next one when the last one failed or after the attempt delay (Happy
-//! Eyeballs); earlier attempts go on. In *retry* every address is tried again whenever its own back-off is over. A
-//! connection that failed counts as failed until it is ready (sticky TRANSIENT_FAILURE).
+//! In a *pass* the addresses are tried in order. The next attempt starts when the last one failed or after the attempt delay
+//! (Happy Eyeballs); earlier attempts continue. In *retry* every address is tried again whenever its own back-off ends. A
+//! failed connection counts as failed until it is ready (sticky TRANSIENT_FAILURE).
 //!
-//! A subchannel whose connection was lost is kept until another one is ready, for its history: the next attempt at its address may
-//! have to be paced, also if other addresses are tried before.
+//! After a disconnect the subchannel is held until another one is ready, for its history. The next attempt at its address may
+//! be paced, even if other addresses are tried first.
 
 use std::sync::Arc;
 
 use crate::collections::inline_vec::InlineVec;
 use crate::{Address, ConnectivityState, Cx, Instant, Subchannel, SubchannelId};
 
-/// The connection of one endpoint.
+/// Connection of one endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointConnection {
     phase: ConnectionPhase,
-    /// The only subchannel that its state depends on, if there is one: while nothing happens to it, nothing happens here.
+    /// Only subchannel that the state depends on, if there is exactly one.
     only_subchannel: Option<SubchannelId>,
-    /// Failed, and not ready since.
+    /// True if it has been in TRANSIENT_FAILURE and not READY since.
     failed: bool,
-    /// Ready at some time, if only between two looks.
+    /// True if it has been READY, even if only between two passes.
     was_ready: bool,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct EndpointConnection {
 enum ConnectionPhase {
     #[default]
     Idle,
-    /// Idle since the connection of this subchannel was lost.
+    /// Idle after a disconnect of this subchannel.
     Lost(SubchannelId),
     Trying(Box<AddressAttempts>),
     Ready(SubchannelId),
@@ -48,40 +48,40 @@ enum ConnectionPhase {
 #[derive(Debug)]
 struct AddressAttempts {
     addresses: Arc<[Address]>,
-    /// Subchannels tried so far, in the order of the addresses, each with its failure count when the pass began.
+    /// Subchannels tried so far, in the order of the addresses, each with its failure count at the start of the pass.
     tried: InlineVec<(SubchannelId, u32)>,
-    /// When the next address joins although the last one has not failed.
+    /// Time at which the next attempt starts, unless the last one fails earlier.
     next_at: Option<Instant>,
-    /// Every address has failed once.
+    /// True if every address has failed once.
     passed: bool,
-    /// All failures when re-resolution was last asked for.
+    /// Sum of all failures at the last re-resolution request.
     reported: u32,
-    /// The subchannel whose connection was lost last.
+    /// Subchannel of the last disconnect.
     lost: Option<SubchannelId>,
 }
 
-/// How an endpoint is connected.
+/// State of the connection to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EndpointConnectionState {
-    /// The state; an endpoint without addresses is in TRANSIENT_FAILURE.
+    /// Connectivity state. An endpoint without addresses is in TRANSIENT_FAILURE.
     pub(crate) connectivity: ConnectivityState,
-    /// Ready: the one to use. Idle: the one to wake. Failed: the one that failed last. Connecting: one that tries.
+    /// Subchannel to use if READY, to wake if IDLE, that failed last if TRANSIENT_FAILURE, or that is connecting.
     pub(crate) subchannel: Option<SubchannelId>,
 }
 
-/// Whether to leave IDLE without being asked by a call.
+/// Condition for leaving IDLE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectMode {
-    /// Connect at once, and again whenever the connection is lost.
+    /// Connect at once, and again after each disconnect.
     Eager,
-    /// Wait for a call or for the application.
+    /// Wait for a call, or for the application to connect the channel.
     Lazy,
-    /// Wait until a call or the policy wakes the subchannel; what the application asks for is the policy's to answer.
+    /// Wait for a call or the policy to connect the subchannel. The policy itself handles requests of the application.
     OnCall,
 }
 
 impl EndpointConnection {
-    /// Looks at the subchannels of the endpoint, starts what should be started, and answers the state.
+    /// Updates the connection and starts due attempts. Returns its state.
     pub(crate) fn reconcile(
         &mut self,
         addresses: &Arc<[Address]>,
@@ -105,8 +105,8 @@ impl EndpointConnection {
                     lost = Some(id);
                     None
                 }
-                // The address left the list with its connection in use, or is to be reached by other means: start over
-                // with the new list at once.
+                // The address in use was removed from the list, or has other transport parameters now: restart with the new list
+                // at once.
                 None => Some(Box::new(AddressAttempts::new(addresses))),
             },
             ConnectionPhase::Trying(attempts) if attempts.matches_addresses(addresses, cx) => {
@@ -147,17 +147,17 @@ impl EndpointConnection {
         self.attempt(attempts, cx)
     }
 
-    /// The subchannel that its state depends on, if it depends on nothing else but what it was given.
+    /// Returns the subchannel that the state depends on, if it depends on nothing else.
     pub(crate) fn only_subchannel(&self) -> Option<SubchannelId> {
         self.only_subchannel
     }
 
-    /// Whether it was never looked at.
+    /// Returns true if it was never reconciled.
     pub(crate) fn is_new(&self) -> bool {
         matches!(self.phase, ConnectionPhase::Idle) && self.only_subchannel.is_none() && !self.failed
     }
 
-    /// Whether it was ever ready since there are addresses.
+    /// Returns true if it was ever ready since it has addresses.
     pub(crate) fn was_ready(&self) -> bool {
         self.was_ready
     }
@@ -210,31 +210,31 @@ impl AddressAttempts {
         }
     }
 
-    /// The only subchannel that there is to try; with it no time has to pass.
+    /// Returns the only subchannel to try. A single subchannel needs no attempt delay.
     fn only_subchannel(&self) -> Option<SubchannelId> {
         let (id, _) = self.tried.get(0).filter(|_| self.addresses.len() == 1)?;
         Some(*id)
     }
 
-    /// Whether these addresses are tried, by the means that hold.
+    /// Returns true if the attempts are for these addresses and the transport parameters of the scope.
     fn matches_addresses(&self, addresses: &Arc<[Address]>, cx: &Cx<'_>) -> bool {
         let has_other_transport = |id| cx.peek(id).is_some_and(|tried| !cx.has_same_transport(tried));
         self.addresses == *addresses && !self.tried.iter().any(|tried| has_other_transport(tried.0))
     }
 
-    /// The subchannel whose connection was made and lost since the last look: an attempt leaves IDLE and comes back to it only by a
-    /// failure, which is counted, or so. After the pass idle ones are connected in any case.
+    /// Returns the subchannel that was connected and disconnected since the last run. An attempt returns to IDLE only by a
+    /// disconnect or by a failure, which is counted. After the pass idle subchannels are connected in any case.
     fn lost_since(&self, cx: &Cx<'_>) -> Option<SubchannelId> {
         let is_idle = |id| cx.peek(id).is_some_and(|tried| tried.connectivity() == ConnectivityState::Idle);
         let lost = self.tried.iter().find(|tried| is_idle(tried.0) && !has_failed(tried, cx));
         lost.filter(|_| !self.passed).map(|(id, _)| *id)
     }
 
-    /// Answers a subchannel that is ready, or goes on trying. Nothing is kept before it is known to be needed.
+    /// Returns a ready subchannel, or continues the attempts. Holds only subchannels that are needed.
     fn reconcile(&mut self, cx: &mut Cx<'_>) -> Option<SubchannelId> {
         let ready = if self.tried.is_empty() {
-            // At its start a pass takes a connection that somebody else has made already. Later it does not look at
-            // addresses that it has not come to: nobody would tell it when they change.
+            // At its start a pass reuses a connection of another policy. Later it ignores addresses that it has not
+            // tried yet, since their changes would not run this policy.
             let known = self.addresses.iter().filter_map(|address| cx.find(address));
             known.filter(|subchannel| subchannel.is_ready()).map(Subchannel::id).next()
         } else {
@@ -248,7 +248,7 @@ impl AddressAttempts {
         while let Some(address) = self.next_to_try(cx) {
             match cx.find(&address).map(|known| (known.id(), known.connectivity(), known.failures())) {
                 Some((id, ConnectivityState::Ready, _)) => return Some(id),
-                // It is backing off: it has failed for this pass too.
+                // A subchannel in back-off counts as failed in this pass too.
                 Some((id, ConnectivityState::TransientFailure, failures)) => {
                     self.tried.push((id, failures.wrapping_sub(1)));
                     cx.keep(id);
@@ -256,7 +256,7 @@ impl AddressAttempts {
                 _ => self.start(&address, cx),
             }
         }
-        // Those that were started are kept by that.
+        // `start` holds the subchannels that this run added.
         for (id, _) in self.tried.iter().take(before) {
             cx.keep(*id);
         }
@@ -268,7 +268,7 @@ impl AddressAttempts {
         None
     }
 
-    /// The next address, if the last one failed or has had its time.
+    /// Returns the next address, if the last attempt failed or the attempt delay has passed.
     fn next_to_try(&self, cx: &Cx<'_>) -> Option<Address> {
         let next = self.addresses.get(self.tried.len())?;
         let due = self.next_at.is_none_or(|at| at <= cx.now());
@@ -283,8 +283,8 @@ impl AddressAttempts {
         self.next_at = Some(cx.now() + cx.attempt_delay());
     }
 
-    /// Once all have been tried: the pass is over when each has failed; from then on each is tried again as its own
-    /// back-off ends.
+    /// Handles the state in which every address was tried. The pass ends when each has failed. From then on each address is
+    /// tried again when its own back-off ends.
     fn retry(&mut self, cx: &mut Cx<'_>) {
         if !self.passed && !self.tried.iter().all(|tried| has_failed(tried, cx)) {
             return;
@@ -307,7 +307,7 @@ impl AddressAttempts {
     }
 }
 
-/// Whether a subchannel is for one of the addresses, by the means that hold.
+/// Returns true if a subchannel is for one of the addresses, with the transport parameters of the scope.
 fn is_one_of(subchannel: &Subchannel, addresses: &[Address], cx: &Cx<'_>) -> bool {
     addresses.contains(subchannel.address()) && cx.has_same_transport(subchannel)
 }
@@ -316,7 +316,7 @@ fn has_failed((id, before): &(SubchannelId, u32), cx: &Cx<'_>) -> bool {
     cx.peek(*id).is_none_or(|subchannel| subchannel.failures() != *before)
 }
 
-/// Keeps a subchannel that is idle; returns true if it is. One that connects is kept by the attempts, or is not wanted.
+/// Holds a subchannel if it is idle; returns true if so. The attempts hold one that is connecting.
 fn keep_idle(id: SubchannelId, cx: &mut Cx<'_>) -> bool {
     let is_idle = cx.peek(id).is_some_and(|lost| lost.connectivity() == ConnectivityState::Idle);
     is_idle && cx.keep(id).is_some()

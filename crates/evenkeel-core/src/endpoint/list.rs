@@ -1,8 +1,7 @@
-//! A set of endpoints with a connection each: what round robin, weighted round robin, least request and ring hash
-//! have in common.
+//! Endpoint list: a connection per endpoint, for the policies that connect to every endpoint.
 //!
-//! A fleet keeps its members across updates by the identity of their endpoints (the unordered set of addresses, A61),
-//! drops duplicates, and adds to each whatever the policy wants to remember about it.
+//! The list retains its entries across updates by the identity of the endpoint (the unordered set of addresses, A61), drops
+//! duplicates, and stores data of the policy with each entry.
 
 use crate::collections::diff::{PerEndpoint, apply_diff};
 use crate::endpoint::connection::{ConnectMode, EndpointConnection, EndpointConnectionState};
@@ -13,11 +12,11 @@ use crate::{
     ConnectivityState, Cx, Endpoint, EndpointHealthStatus, Endpoints, Status, Subchannel, SubchannelId,
 };
 
-/// So many connections are begun in one run. The others follow in runs of their own, right after it: where thousands of endpoints
-/// come, calls wait for the first that answers and not for all to be begun.
+/// Maximum number of connections that one run starts. Further runs follow at once and start the others. With thousands of new
+/// endpoints, queued calls then wait only for the first connection.
 const MAX_CONNECTS_PER_RUN: usize = 256;
 
-/// Endpoints with a connection each, and with something of the policy's own.
+/// Endpoints with a connection each, and with data of the policy.
 #[derive(Debug)]
 pub struct EndpointList<T> {
     entries: Vec<EndpointEntry<T>>,
@@ -26,12 +25,12 @@ pub struct EndpointList<T> {
     last_run: Option<PolicyRun>,
 }
 
-/// One endpoint of a fleet.
+/// Entry of an [`EndpointList`].
 #[derive(Debug)]
 pub struct EndpointEntry<T> {
-    /// The endpoint as last given.
+    /// Endpoint as of the last update.
     pub endpoint: Endpoint,
-    /// What the policy remembers about it, for as long as the endpoint stays.
+    /// Data of the policy, retained while the endpoint is in the list.
     pub data: T,
     connection: EndpointConnection,
     state: EndpointConnectionState,
@@ -40,7 +39,7 @@ pub struct EndpointEntry<T> {
     verified_at: CompactRevision,
     /// True if the last run reused `state`.
     is_unchanged: bool,
-    /// Nobody had begun to connect to it when it was last looked up, and it has its turn later.
+    /// True if a later run starts the connection, since the maximum per run was reached.
     is_deferred: bool,
 }
 
@@ -51,8 +50,8 @@ impl<T> Default for EndpointList<T> {
 }
 
 impl<T: Default + Send + 'static> EndpointList<T> {
-    /// Takes in the endpoints, connects as asked, and brings every member's state up to date. Answers whether the
-    /// endpoints are others than before. What is remembered about members that have gone may be dropped later.
+    /// Replaces the endpoints, connects according to `connect_mode`, and updates the state of every entry. Returns true if the
+    /// endpoints changed. The data of removed entries may be dropped later.
     pub fn reconcile(&mut self, endpoints: &Endpoints, connect_mode: ConnectMode, cx: &mut Cx<'_>) -> bool {
         let changed = self.source.as_ref().is_none_or(|source| !source.is_same(endpoints));
         if changed {
@@ -67,7 +66,7 @@ impl<T: Default + Send + 'static> EndpointList<T> {
             if member.is_unchanged {
                 continue;
             }
-            // One that has its turn later is looked up once, not in each of the runs until then.
+            // A deferred entry is looked up once, and not in each of the runs until it is started.
             if connect_mode == ConnectMode::Eager
                 && (member.is_deferred && started == MAX_CONNECTS_PER_RUN || member.is_unstarted(cx))
             {
@@ -91,23 +90,23 @@ impl<T: Default + Send + 'static> EndpointList<T> {
 }
 
 impl<T> EndpointList<T> {
-    /// The members, in the order of the endpoints.
+    /// Returns the entries, in the order of the endpoints.
     pub fn entries(&self) -> &[EndpointEntry<T>] {
         &self.entries
     }
 
-    /// The members, to change what the policy remembers.
+    /// Returns the entries, to modify the data of the policy.
     pub fn entries_mut(&mut self) -> &mut [EndpointEntry<T>] {
         &mut self.entries
     }
 
-    /// Members that can be called, with their subchannels.
+    /// Returns the ready entries with their subchannels.
     pub fn ready(&self) -> impl Iterator<Item = (&EndpointEntry<T>, SubchannelId)> {
         self.entries.iter().filter_map(|member| Some((member, member.ready()?)))
     }
 
-    /// The state of a policy that spreads calls over all that are ready: READY if any is, else CONNECTING if any
-    /// tries or will, else TRANSIENT_FAILURE (A48). A member that failed counts as failed until it is ready.
+    /// Returns the connectivity of a policy that picks among all ready endpoints: READY if any is ready, else CONNECTING if any
+    /// is connecting or idle, else TRANSIENT_FAILURE (A48). A failed endpoint counts as failed until it is ready.
     pub fn connectivity(&self) -> ConnectivityState {
         let mut sum = ConnectivityState::TransientFailure;
         for member in &self.entries {
@@ -122,7 +121,7 @@ impl<T> EndpointList<T> {
         sum
     }
 
-    /// Why calls fail when nothing is ready: the message of the endpoint that failed last.
+    /// Returns the status for calls while no endpoint is ready: the error of the endpoint that failed last.
     pub fn failure(&self, cx: &Cx<'_>) -> Status {
         let order = |member: &&EndpointEntry<T>| {
             let subchannel = member.state.subchannel.and_then(|id| cx.peek(id));
@@ -134,7 +133,7 @@ impl<T> EndpointList<T> {
         }
     }
 
-    /// Adds a row per endpoint to a description; `fill` completes what the policy knows.
+    /// Adds a row per endpoint to a description. `fill` adds the data of the policy.
     pub fn describe(
         &self,
         description: &mut Description,
@@ -181,39 +180,39 @@ impl<T: Default> PerEndpoint for EndpointEntry<T> {
 impl<T> EndpointEntry<T> {
     fn reconcile(&mut self, connect_mode: ConnectMode, cx: &mut Cx<'_>) {
         self.state = self.connection.reconcile(self.endpoint.addresses(), connect_mode, cx);
-        // A61: ejection is seen through the health of the connection; the connection itself is kept.
+        // A61: an ejected endpoint is reported as failed; its connection is retained.
         self.ejected = self.endpoint.addresses().iter().any(|address| cx.scope().is_ejected(address));
         if self.ejected && self.state.connectivity == ConnectivityState::Ready {
             self.state.connectivity = ConnectivityState::TransientFailure;
         }
     }
 
-    /// Whether nobody has begun to connect to it: neither this fleet nor, as when a policy follows another, somebody else.
+    /// Returns true if no policy has started to connect to the endpoint, for example the predecessor of this policy.
     fn is_unstarted(&self, cx: &Cx<'_>) -> bool {
         self.connection.is_new() && self.endpoint.addresses().iter().all(|address| cx.find(address).is_none())
     }
 
-    /// Whether nothing can have happened to its connection since the policy's last run.
+    /// Returns true if the connection did not change since the last run of the policy.
     pub(crate) fn is_unchanged(&self) -> bool {
         self.is_unchanged
     }
 
-    /// How it is connected, ejection included.
+    /// Returns the connectivity state, including ejection.
     pub fn connectivity(&self) -> ConnectivityState {
         self.state.connectivity
     }
 
-    /// Ready: the subchannel to use. Idle: the one to wake. Failed: the one that failed last.
+    /// Returns the subchannel to use if READY, to wake if IDLE, or that failed last if TRANSIENT_FAILURE.
     pub fn subchannel(&self) -> Option<SubchannelId> {
         self.state.subchannel
     }
 
-    /// The subchannel to use, if it can be called.
+    /// Returns the subchannel to use, if the endpoint is ready.
     pub fn ready(&self) -> Option<SubchannelId> {
         self.state.subchannel.filter(|_| self.state.connectivity == ConnectivityState::Ready)
     }
 
-    /// Why calls to it fail: its own message.
+    /// Returns the status for calls to this endpoint while it is not ready.
     pub fn failure(&self, cx: &Cx<'_>) -> Status {
         let name = self.endpoint.addresses().first().map(ToString::to_string).unwrap_or_default();
         if self.ejected {

@@ -1,8 +1,8 @@
-//! Endpoints: what a control plane or a resolver says can be called.
+//! Endpoints, from a control plane or a resolver.
 //!
-//! An [`Endpoint`] is immutable and cheap to clone. [`Endpoints`] is what a policy is given: a plain list, or named
-//! groups (priorities, localities, clusters) of which each parent takes the one that belongs to a child. Identity is
-//! the change signal: the same allocation means that nothing changed.
+//! An [`Endpoint`] is immutable and cheap to clone. [`Endpoints`] are the input of a policy: a plain list, or named groups
+//! (priorities, localities, clusters), one per child policy. Identity is the change signal: the same allocation means that
+//! nothing changed.
 
 pub(crate) mod address;
 pub(crate) mod connection;
@@ -19,10 +19,10 @@ use serde_json::Value;
 
 use crate::Address;
 
-/// Metadata key under which an endpoint carries its ring-hash key (A76): namespace and key.
+/// Metadata namespace and key of the ring-hash key of an endpoint (A76).
 pub const HASH_KEY: (&str, &str) = ("envoy.lb", "hash_key");
 
-/// One backend: an unordered set of addresses and what is known about it. Clones share.
+/// Backend: an unordered set of addresses with attributes. Clones share their data.
 #[derive(Clone)]
 pub struct Endpoint(Arc<EndpointData>);
 
@@ -37,24 +37,24 @@ struct EndpointData {
     health: EndpointHealthStatus,
 }
 
-/// Namespaces, each with its keys and values: the shape of xDS filter metadata.
+/// Values by namespace and key, as in xDS filter metadata.
 pub(crate) type EndpointMetadata = BTreeMap<String, BTreeMap<String, Value>>;
 
-/// What the control plane says about an endpoint's health.
+/// Health of an endpoint according to the control plane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EndpointHealthStatus {
-    /// Nothing is known; the endpoint is used.
+    /// Health is unknown; the endpoint is used.
     #[default]
     Unknown,
-    /// Checked and well.
+    /// Health checks of the control plane succeed.
     Healthy,
-    /// To be left alone by new sessions (A55); policies other than session affinity do not see such endpoints.
+    /// Draining: no new sessions (A55). Only session affinity uses such endpoints.
     Draining,
 }
 
 impl Endpoint {
-    /// An endpoint reached at any of `addresses`, in order of preference. Duplicates are dropped.
+    /// Creates an endpoint with `addresses` in order of preference. Duplicates are dropped.
     pub fn new<A: Into<Address>>(addresses: impl IntoIterator<Item = A>) -> Endpoint {
         let mut unique: Vec<Address> = Vec::new();
         for address in addresses.into_iter().map(Into::into) {
@@ -77,13 +77,13 @@ impl Endpoint {
         }))
     }
 
-    /// An endpoint with one address.
+    /// Creates an endpoint with one address.
     pub fn at(address: impl Into<Address>) -> Endpoint {
         Endpoint::with_addresses(Arc::new([address.into()]))
     }
 
-    /// An endpoint with one address in a locality, as nearly all come from a control plane: [`Endpoint::at`] with its weight,
-    /// its health and its locality in one step, since thousands may come at once. A weight of 0 means unset.
+    /// Creates an endpoint with one address, weight, health and locality in one step, for control planes that send thousands.
+    /// A weight of 0 means unset.
     pub fn in_locality(
         (locality, locality_weight): (Arc<Locality>, u32),
         address: impl Into<Address>,
@@ -101,7 +101,7 @@ impl Endpoint {
         }))
     }
 
-    /// Sets the weight that the control plane gave it. 0 means unset.
+    /// Sets the weight from the control plane. 0 means unset.
     #[must_use]
     pub fn with_weight(mut self, weight: u32) -> Endpoint {
         Arc::make_mut(&mut self.0).weight = NonZeroU32::new(weight);
@@ -117,7 +117,7 @@ impl Endpoint {
         self
     }
 
-    /// Sets the health.
+    /// Sets the health status.
     #[must_use]
     pub fn with_health(mut self, health: EndpointHealthStatus) -> Endpoint {
         Arc::make_mut(&mut self.0).health = health;
@@ -139,47 +139,47 @@ impl Endpoint {
         self
     }
 
-    /// The addresses, in order of preference, without duplicates. May be empty.
+    /// Returns the addresses in order of preference, without duplicates. May be empty.
     pub fn addresses(&self) -> &Arc<[Address]> {
         &self.0.addresses
     }
 
-    /// The raw weight from the control plane; policies that need a number take an absent one as 1.
+    /// Returns the weight from the control plane. Policies treat an absent weight as 1.
     pub fn weight(&self) -> Option<u32> {
         self.0.weight.map(NonZeroU32::get)
     }
 
-    /// The locality, if known.
+    /// Returns the locality, if known.
     pub fn locality(&self) -> Option<&Arc<Locality>> {
         self.0.locality.as_ref()
     }
 
-    /// The weight of the endpoint's locality, if known.
+    /// Returns the weight of the endpoint's locality, if known.
     pub fn locality_weight(&self) -> Option<u32> {
         self.0.locality_weight.map(NonZeroU32::get)
     }
 
-    /// What the control plane says about its health.
+    /// Returns the health status from the control plane.
     pub fn health(&self) -> EndpointHealthStatus {
         self.0.health
     }
 
-    /// The host name, if any.
+    /// Returns the host name, if there is one.
     pub fn hostname(&self) -> Option<&str> {
         self.0.hostname.as_deref()
     }
 
-    /// The host name, unless it is empty.
+    /// Returns the host name, unless it is empty.
     pub(crate) fn shared_hostname(&self) -> Option<&Arc<str>> {
         self.0.hostname.as_ref().filter(|name| !name.is_empty())
     }
 
-    /// The metadata value under a namespace and a key, if there is one.
+    /// Returns the metadata value of a namespace and a key, if there is one.
     pub fn metadata(&self, (namespace, key): (&str, &str)) -> Option<&Value> {
         self.0.metadata.as_ref()?.get(namespace)?.get(key)
     }
 
-    /// What makes this endpoint the same as another: its set of addresses, in any order (A61).
+    /// Returns the identity of the endpoint: its set of addresses, in any order (A61).
     pub(crate) fn key(&self) -> EndpointKey {
         let mut sorted = self.0.addresses.clone();
         if !sorted.is_sorted() {
@@ -188,14 +188,14 @@ impl Endpoint {
         EndpointKey(sorted)
     }
 
-    /// Whether both are the same value in memory, so that nothing can have changed.
+    /// Returns true if both are the same allocation, so that nothing changed.
     pub fn is_same(&self, other: &Endpoint) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
 impl PartialEq for Endpoint {
-    /// Most endpoints of an update are those of the one before: these are not read.
+    /// Compares by identity first: most endpoints of an update are those of the previous one.
     fn eq(&self, other: &Endpoint) -> bool {
         self.is_same(other) || self.0 == other.0
     }
@@ -214,71 +214,70 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// The identity of an endpoint across updates: its unordered set of addresses.
+/// Identity of an endpoint across updates: its unordered set of addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct EndpointKey(Arc<[Address]>);
 
-/// Where an endpoint runs.
+/// Locality of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Locality {
-    /// The region, empty if unknown.
+    /// Region; empty if unknown.
     pub region: String,
-    /// The zone, empty if unknown.
+    /// Zone; empty if unknown.
     pub zone: String,
-    /// The sub-zone, empty if unknown.
+    /// Sub-zone; empty if unknown.
     pub sub_zone: String,
 }
 
 impl fmt::Display for Locality {
-    /// The form that A78 gives the locality label, also used as the name of a locality's child policy.
+    /// Writes the locality label of A78, which is also the name of a locality's child policy.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Locality { region, zone, sub_zone } = self;
         write!(f, "{{region=\"{region}\", zone=\"{zone}\", sub_zone=\"{sub_zone}\"}}")
     }
 }
 
-/// What a policy balances over: a list of endpoints, or named groups of them.
+/// Endpoints of a policy: a list, or named groups.
 #[derive(Clone)]
 pub struct Endpoints(EndpointsRepr);
 
 #[derive(Clone)]
 enum EndpointsRepr {
     List(Arc<[Endpoint]>),
-    /// The same, and no two of them have an address in common.
+    /// List in which no two endpoints share an address.
     Distinct(Arc<[Endpoint]>),
     Groups(Arc<[EndpointGroup]>),
 }
 
-/// A named part of [`Endpoints`], meant for the child policy of the same name.
+/// Named group of [`Endpoints`], for the child policy of the same name.
 #[derive(Clone, Debug)]
 pub(crate) struct EndpointGroup {
-    /// The name of the child policy that it is for.
+    /// Name of the child policy.
     pub(crate) name: Arc<str>,
-    /// Its weight among the groups, if it was given one; policies that need a number take an absent one as 1.
+    /// Weight among the groups. Policies treat an absent weight as 1.
     pub(crate) weight: Option<NonZeroU32>,
-    /// What the child is given.
+    /// Endpoints for the child policy.
     pub(crate) endpoints: Endpoints,
 }
 
 impl Endpoints {
-    /// A plain list. Endpoints without an address are kept here and skipped by the policies.
+    /// Creates a plain list. It may contain endpoints without an address, which policies skip.
     pub fn list(endpoints: impl IntoIterator<Item = Endpoint>) -> Endpoints {
         Endpoints(EndpointsRepr::List(endpoints.into_iter().collect()))
     }
 
-    /// A plain list of endpoints that have no address in common, as those of an EDS resource (A27). Policies take the caller's
-    /// word for it, and so need not look at each of thousands when one changes; an address that is there twice after all
-    /// may get calls for two.
+    /// Creates a plain list of endpoints that share no address, as in an EDS resource (A27). Policies rely on this and skip a
+    /// check of each endpoint when one changes. If two endpoints share an address anyway, it may receive the calls of both.
     pub fn distinct(endpoints: impl IntoIterator<Item = Endpoint>) -> Endpoints {
         Endpoints(EndpointsRepr::Distinct(endpoints.into_iter().collect()))
     }
 
-    /// Named groups, in order.
+    /// Creates named groups, in order.
     pub fn groups<N: Into<Arc<str>>>(groups: impl IntoIterator<Item = (N, Endpoints)>) -> Endpoints {
         Endpoints::weighted_groups(groups.into_iter().map(|(name, endpoints)| (name, 0, endpoints)))
     }
 
-    /// Named groups with a weight each, in order: localities that are known by name. A weight of 0 means unset.
+    /// Creates named groups with weights, in order, for named localities. A weight of 0 means unset.
     pub fn weighted_groups<N: Into<Arc<str>>>(
         groups: impl IntoIterator<Item = (N, u32, Endpoints)>,
     ) -> Endpoints {
@@ -290,12 +289,12 @@ impl Endpoints {
         groups.into_iter().map(group).collect()
     }
 
-    /// No endpoints at all.
+    /// Creates an empty list.
     pub fn none() -> Endpoints {
         Endpoints::list([])
     }
 
-    /// The part meant for the child called `name`, the first path element stripped; nothing if there is none.
+    /// Returns the group for the child policy `name`; empty if there is none.
     #[must_use]
     pub fn group(&self, name: &str) -> Endpoints {
         let found = match &self.0 {
@@ -305,7 +304,7 @@ impl Endpoints {
         found.map_or_else(Endpoints::none, |group| group.endpoints.clone())
     }
 
-    /// The groups, if there are any.
+    /// Returns the groups; empty for a plain list.
     pub(crate) fn as_groups(&self) -> &[EndpointGroup] {
         match &self.0 {
             EndpointsRepr::Groups(groups) => groups,
@@ -313,7 +312,7 @@ impl Endpoints {
         }
     }
 
-    /// The endpoints, if they are a plain list.
+    /// Returns the endpoints, if they are a plain list.
     pub(crate) fn as_list(&self) -> Option<&[Endpoint]> {
         match &self.0 {
             EndpointsRepr::List(list) | EndpointsRepr::Distinct(list) => Some(list),
@@ -321,7 +320,7 @@ impl Endpoints {
         }
     }
 
-    /// The endpoints, if they are a plain list and known to have no address in common.
+    /// Returns the endpoints, if they are a plain list and are known to share no address.
     pub(crate) fn as_distinct_list(&self) -> Option<&[Endpoint]> {
         match &self.0 {
             EndpointsRepr::Distinct(list) => Some(list),
@@ -329,7 +328,7 @@ impl Endpoints {
         }
     }
 
-    /// Some of these endpoints as a plain list.
+    /// Returns a plain list with a selection of the endpoints.
     pub(crate) fn part(&self, endpoints: impl IntoIterator<Item = Endpoint>) -> Endpoints {
         match &self.0 {
             EndpointsRepr::Distinct(_) => Endpoints::distinct(endpoints),
@@ -337,14 +336,14 @@ impl Endpoints {
         }
     }
 
-    /// Every endpoint in order, groups flattened.
+    /// Returns every endpoint in order, with groups flattened.
     pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.lists().flatten()
     }
 
-    /// Every plain list in order, groups flattened.
+    /// Returns every plain list in order, with groups flattened.
     pub(crate) fn lists(&self) -> impl Iterator<Item = &[Endpoint]> {
-        // The groups that are open, and a list that is not in any.
+        // Stack of groups to visit, and a list outside of any group.
         let (mut open, mut alone) = (Vec::new(), self.as_list());
         if alone.is_none() {
             open.push(self.as_groups().iter());
@@ -365,12 +364,12 @@ impl Endpoints {
         })
     }
 
-    /// Whether there is no endpoint in it.
+    /// Returns true if there is no endpoint.
     pub fn is_empty(&self) -> bool {
         self.iter().next().is_none()
     }
 
-    /// Whether both are the same value in memory, so that nothing can have changed.
+    /// Returns true if both are the same allocation, so that nothing changed.
     pub fn is_same(&self, other: &Endpoints) -> bool {
         match (&self.0, &other.0) {
             (EndpointsRepr::Groups(a), EndpointsRepr::Groups(b)) => Arc::ptr_eq(a, b),
@@ -383,7 +382,7 @@ impl Endpoints {
 }
 
 impl FromIterator<EndpointGroup> for Endpoints {
-    /// Groups as they are, in order.
+    /// Collects groups in order.
     fn from_iter<I: IntoIterator<Item = EndpointGroup>>(groups: I) -> Endpoints {
         Endpoints(EndpointsRepr::Groups(groups.into_iter().collect()))
     }

@@ -1,8 +1,8 @@
-//! How connections are made beside their address: something that only the driver understands.
+//! Transport parameters of a cluster, opaque to the core.
 //!
-//! A cluster may want its connections made by means of its own, such as secured by its own rules. What that is the core
-//! does not know. It sees to it that a subchannel is used only where the same means hold, and shows them to whoever dials.
-//! Means are part of what a subchannel is known by: other means are another connection.
+//! A cluster may require connections with parameters of its own, such as TLS settings. Only the driver interprets them. The core
+//! uses a subchannel only for equal parameters, and passes them to the driver. They are part of a subchannel's key: different
+//! parameters mean different connections.
 
 use std::any::Any;
 use std::fmt;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::collections::fast_map::FastMap;
 use crate::{Address, Endpoint};
 
-/// How connections are made. Clones share; two are equal if what they hold is equal, and the host name is the same.
+/// Parameters for new connections. Clones share their data; two are equal if their contents and host names are equal.
 ///
 /// ```
 /// use evenkeel_core::TransportParams;
@@ -32,7 +32,7 @@ struct TransportParamsInner {
 }
 
 impl TransportParams {
-    /// Means that hold for all endpoints of a cluster alike. Connections of clusters with equal means are shared.
+    /// Creates parameters for all endpoints of a cluster. Clusters with equal parameters share connections.
     pub fn new(params: impl Hash + Eq + fmt::Debug + Send + Sync + 'static) -> TransportParams {
         TransportParams(Arc::new(TransportParamsInner {
             params: Arc::new(params),
@@ -41,19 +41,19 @@ impl TransportParams {
         }))
     }
 
-    /// Whether an endpoint's host name, if it has one, matters to how connections to it are made.
+    /// Sets whether the endpoint's host name is part of the parameters.
     #[must_use]
     pub fn by_host_name(mut self, matters: bool) -> TransportParams {
         Arc::make_mut(&mut self.0).by_host_name = matters;
         self
     }
 
-    /// What was given, if it is of this type.
+    /// Returns the contents, if they have this type.
     pub fn get<T: 'static>(&self) -> Option<&T> {
         self.0.params.as_any().downcast_ref()
     }
 
-    /// The host name of the endpoint that the subchannel is for, where it matters.
+    /// Returns the host name of the endpoint, if it is part of the parameters.
     pub fn host_name(&self) -> Option<&Arc<str>> {
         self.0.host_name.as_ref()
     }
@@ -95,7 +95,7 @@ impl fmt::Debug for TransportParams {
     }
 }
 
-/// Anything that can be compared, hashed and shown.
+/// Value that can be compared, hashed and formatted.
 trait DynParams: fmt::Debug + Send + Sync {
     fn as_any(&self) -> &dyn Any;
     fn dyn_eq(&self, other: &dyn Any) -> bool;
@@ -116,16 +116,16 @@ impl<T: Hash + Eq + fmt::Debug + Send + Sync + 'static> DynParams for T {
     }
 }
 
-/// The means of a cluster: the same for all its addresses, unless host names matter.
+/// Parameters of a cluster, by address if host names are part of them.
 #[derive(Debug)]
 pub struct ClusterTransport {
-    /// Of endpoints without a host name, and of all if names do not matter.
+    /// Parameters of endpoints without a host name, and of all endpoints if host names are not part of them.
     common: TransportParams,
     named: FastMap<Address, TransportParams>,
 }
 
 impl ClusterTransport {
-    /// The means of a cluster with these endpoints. Of several endpoints with the same address the first counts.
+    /// Creates the parameters of a cluster with these endpoints. If several share an address, the first applies.
     pub fn new<'e>(
         transport: TransportParams,
         endpoints: impl IntoIterator<Item = &'e Endpoint>,
@@ -146,12 +146,12 @@ impl ClusterTransport {
         ClusterTransport { common: transport, named }
     }
 
-    /// Whether they are of these means and do not depend on endpoints.
+    /// Returns true if they have these contents and do not depend on the endpoints.
     pub(crate) fn is_fixed(&self, transport: &TransportParams) -> bool {
         self.common == *transport && !transport.0.by_host_name
     }
 
-    /// The means for an address.
+    /// Returns the parameters for an address.
     pub fn of(&self, address: &Address) -> &TransportParams {
         self.named.get(address).unwrap_or(&self.common)
     }

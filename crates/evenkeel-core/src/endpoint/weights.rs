@@ -6,8 +6,8 @@ use crate::Endpoint;
 
 const ONE: u64 = 1 << 31;
 
-/// The share of each endpoint in all of them, in UQ1.31 fixed point: the normalised weight of its locality times its
-/// normalised weight inside that locality. Where no localities are known, all endpoints are in one. Never 0.
+/// Returns the share of each endpoint in UQ1.31 fixed point: the normalised weight of its locality times its normalised weight
+/// inside that locality. Without localities all endpoints are in one. Never 0.
 pub(crate) fn spread(endpoints: &[&Endpoint]) -> Vec<u32> {
     let mut localities: HashMap<_, (u64, u64)> = HashMap::new();
     let mut locality_sum = 0;

@@ -1,18 +1,18 @@
-//! Values by subchannel, for pickers: what a policy wants to know of calls to each endpoint.
+//! Values by subchannel, for pickers: counters or trackers of each endpoint.
 //!
-//! Clones of a table share what did not change, and a pick finds its value by index. An endpoint's subchannels are remembered with it ([`KnownSubchannels`]), so that they are looked up by address only when they
-//! come.
+//! Clones of a table share the parts that did not change, and a pick finds its value by index. Each endpoint stores its
+//! subchannels ([`KnownSubchannels`]), so that a run looks up only new ones by address.
 
 use std::sync::Arc;
 
 use crate::collections::inline_vec::InlineVec;
 use crate::{Cx, Endpoint, Endpoints, SubchannelId, SubchannelMap};
 
-/// Values by subchannel. Clones share.
+/// Map of values by subchannel. Clones share their data.
 #[derive(Debug)]
 pub(crate) struct BySubchannel<V> {
     values: SubchannelMap<Arc<V>>,
-    /// Endpoints may have addresses in common: what is known of one may stand in the table for another.
+    /// True if endpoints may share addresses, so that an entry may belong to several endpoints.
     overlap: bool,
 }
 
@@ -33,10 +33,10 @@ impl<V> BySubchannel<V> {
         self.values.get(id)
     }
 
-    /// Brings the table up to date with the subchannels that endpoints have. Answers whether it changed.
+    /// Brings the table up to date with the subchannels of the endpoints. Returns true if it changed.
     ///
-    /// Endpoints that are [distinct](Endpoints::distinct) and whose subchannels are still there are not looked up. Of others
-    /// that have an address in common the first counts.
+    /// Skips the lookup for [distinct](Endpoints::distinct) endpoints whose subchannels still exist. If endpoints share an address,
+    /// the first one owns the entry.
     pub(crate) fn refresh<'r>(
         &mut self,
         rows: impl Iterator<Item = SubchannelRow<'r, V>>,
@@ -66,7 +66,7 @@ impl<V> BySubchannel<V> {
         !(same && entries.next().is_none())
     }
 
-    /// Removes what is known of an endpoint that is gone, or whose value is another.
+    /// Removes the entries of an endpoint that was removed or whose value changed.
     pub(crate) fn remove(&mut self, known: &mut KnownSubchannels) {
         for id in std::mem::take(known).0.iter() {
             self.values.remove(*id);
@@ -82,7 +82,7 @@ impl<V> BySubchannel<V> {
     }
 }
 
-/// An endpoint, its value, and what is known of its subchannels.
+/// Endpoint with its value and its known subchannels.
 pub(crate) struct SubchannelRow<'r, V> {
     pub(crate) endpoint: &'r Endpoint,
     pub(crate) value: &'r Arc<V>,
@@ -108,7 +108,7 @@ impl<V> SubchannelRow<'_, V> {
     }
 }
 
-/// The subchannels of one endpoint, as they were last looked up.
+/// Subchannels of one endpoint as of the last lookup.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSubchannels(InlineVec<SubchannelId>);
 
@@ -121,7 +121,7 @@ impl KnownSubchannels {
         KnownSubchannels(known)
     }
 
-    /// Whether every address has a subchannel that is still there.
+    /// Returns true if every address has a subchannel that still exists.
     fn is_complete(&self, endpoint: &Endpoint, cx: &Cx<'_>) -> bool {
         let is_there = |id: &SubchannelId| {
             cx.peek(*id).is_some_and(|subchannel| {

@@ -1,4 +1,4 @@
-//! The core itself: takes in what happened, runs one pass, gives back what should be done.
+//! Interface to the driver: events and updates in, one pass, effects and a picker out.
 
 use std::fmt;
 use std::mem;
@@ -22,14 +22,14 @@ use crate::{
     Address, ConnectivityState, Endpoints, Instant, LoadReport, Rng, Status, Subchannel, SubchannelId,
 };
 
-/// The longest chain of policies that can wake each other in one pass is far below this; a policy that never comes
-/// to rest is cut off here and goes on in the next pass.
+/// Maximum number of rounds in a pass. Policies that outdate each other need far fewer; a policy that never reaches a stable
+/// state continues in the next pass.
 const MAX_ROUNDS: usize = 16;
 
-/// A tree of policies over its subchannels.
+/// Tree of policies with its subchannels.
 ///
-/// A driver tells it what happened ([`Core::update`], [`Core::handle`]) and then asks for one pass
-/// ([`Core::reconcile`]), whose [`PassResult`] says what to do. The core does nothing by itself.
+/// A driver reports updates ([`Core::update`]) and events ([`Core::handle`]), and then runs one pass ([`Core::reconcile`]). The
+/// [`PassResult`] lists the effects for the driver to perform. The core performs no I/O.
 ///
 /// ```
 /// use evenkeel_core::{
@@ -42,7 +42,7 @@ const MAX_ROUNDS: usize = 16;
 /// let mut core = Core::builder(Rng::fixed(1)).build();
 /// core.update(LbUpdate::new(config, endpoints));
 ///
-/// // The pass asks for both connections; the driver dials and reports what came of it.
+/// // The pass requests both connections; the driver connects and reports the result.
 /// for effect in core.reconcile(now).effects {
 ///     let LbEffect::Connect { id, .. } = effect else { continue };
 ///     core.handle(LbEvent::Connected(id), now);
@@ -61,7 +61,7 @@ pub struct Core {
     published: Option<LbState>,
 }
 
-/// What the resolver says: the config, the endpoints, and a note to attach to failures.
+/// Update from the resolver: config, endpoints, and a note for error messages.
 #[derive(Clone, Debug)]
 pub struct LbUpdate {
     config: LbConfig,
@@ -71,99 +71,99 @@ pub struct LbUpdate {
 }
 
 impl LbUpdate {
-    /// A config and the endpoints for it.
+    /// Creates an update with a config and its endpoints.
     pub fn new(config: LbConfig, endpoints: Endpoints) -> LbUpdate {
         LbUpdate { config, endpoints, note: None, clusters: None }
     }
 
-    /// Adds a note that failures carry: an ambient error, or who to ask (the xDS node id).
+    /// Adds a resolution note to error messages: an ambient error, or the xDS node id (A88).
     #[must_use]
     pub fn with_note(self, note: impl Into<Arc<str>>) -> LbUpdate {
         LbUpdate { note: Some(note.into()), ..self }
     }
 
-    /// Adds what discovery found, for policies that name clusters.
+    /// Adds the discovered clusters, for policies that refer to clusters by name.
     #[must_use]
     pub fn with_clusters(self, clusters: Arc<ClusterMap>) -> LbUpdate {
         LbUpdate { clusters: Some(clusters), ..self }
     }
 }
 
-/// Something that happened to a subchannel or to the channel.
+/// Event of a subchannel or of the channel.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LbEvent {
-    /// The attempt succeeded, and the peer has sent its settings.
+    /// The connection attempt succeeded, and the peer has sent its SETTINGS.
     Connected(SubchannelId),
-    /// The attempt failed.
+    /// The connection attempt failed.
     ConnectFailed(SubchannelId, Status),
-    /// A call was answered on the connection. To be told before [`LbEvent::Disconnected`], if at all: a connection that ends soon
-    /// and answered nothing makes the next attempt wait ([`Backoff`]).
+    /// A response was received on the connection. The driver reports it before [`LbEvent::Disconnected`]. A short connection
+    /// without a response delays the next attempt ([`Backoff`]).
     ResponseReceived(SubchannelId),
-    /// The connection is gone, or takes no more calls.
+    /// The connection was lost, or accepts no more calls.
     Disconnected(SubchannelId, Status),
-    /// A call waits for this subchannel to connect ([`PickResult::Queue`](crate::PickResult::Queue)), or its pick asks for it
-    /// ([`CallTrackers::to_wake`](crate::CallTrackers::to_wake)). The policies that hold a ready subchannel look again.
+    /// A queued call waits for this subchannel to connect ([`PickResult::Queue`](crate::PickResult::Queue)), or a pick requests
+    /// a pass ([`CallTrackers::to_wake`](crate::CallTrackers::to_wake)). If the subchannel is ready, its holders run again.
     Connect(SubchannelId),
-    /// An out-of-band load report came.
+    /// An out-of-band load report arrived.
     Load(SubchannelId, LoadReport),
     /// The application asked the channel to connect.
     ExitIdle,
 }
 
-/// Something the driver should do.
+/// Action for the driver to perform.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum LbEffect {
-    /// Open a connection, and report [`LbEvent::Connected`] or [`LbEvent::ConnectFailed`]; give up at the deadline. If the
-    /// subchannel has [means](Subchannel::transport) of its own, it is opened by those.
+    /// Open a connection and report [`LbEvent::Connected`] or [`LbEvent::ConnectFailed`]; cancel the attempt at the deadline. If
+    /// the subchannel has [transport parameters](Subchannel::transport), they apply.
     Connect {
-        /// The subchannel.
+        /// Subchannel of the attempt.
         id: SubchannelId,
-        /// Where to.
+        /// Address to connect to.
         address: Address,
-        /// When the attempt has failed at the latest.
+        /// Time at which the driver cancels the attempt.
         deadline: Instant,
     },
-    /// Give up the attempt or close the connection once its calls have finished. The id is gone.
+    /// Cancel the attempt, or close the connection once its calls have finished. The id becomes stale.
     Close {
-        /// The subchannel.
+        /// Id of the subchannel to close.
         id: SubchannelId,
     },
-    /// Ask for out-of-band load reports this often on every connection of the subchannel, or stop asking.
+    /// Request out-of-band load reports on every connection of the subchannel, or stop them.
     WatchLoad {
-        /// The subchannel.
+        /// Id of the subchannel to watch.
         id: SubchannelId,
-        /// The interval, `None` to stop.
+        /// Interval of the reports; `None` stops them.
         every: Option<Duration>,
     },
-    /// Ask the resolver for fresh addresses.
+    /// Ask the resolver to resolve again.
     Reresolve,
-    /// Tell the operator.
+    /// Log a warning for the operator.
     Warn(String),
-    /// Count something; only from a core that was built to [measure](CoreBuilder::measure).
+    /// Record a measurement. Emitted only if [enabled](CoreBuilder::measure).
     Measure(Box<Measurement>),
 }
 
-/// What came of a pass.
+/// Result of a pass.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct PassResult {
-    /// What to do, in order.
+    /// Effects to perform, in order.
     pub effects: Vec<LbEffect>,
-    /// The state of the channel.
+    /// Connectivity state of the channel.
     pub connectivity: ConnectivityState,
-    /// The picker to use from now on; `None` if it has not changed.
+    /// New picker; `None` if it has not changed.
     pub picker: Option<RootPicker>,
-    /// When the next pass is due if nothing happens before.
+    /// Time of the next pass, unless an event requires one earlier.
     pub wake_at: Option<Instant>,
     /// Values that the pass released. A driver may drop them later, off the request path.
     pub released: ReleasedValues,
 }
 
 impl Core {
-    /// Settings for a new core. Production passes [`Rng::from_entropy`], so that clients do not start in step; tests and
-    /// simulations [`Rng::fixed`].
+    /// Returns a builder. Production code passes [`Rng::from_entropy`], so that clients do not act in lockstep. Tests and
+    /// simulations pass [`Rng::fixed`].
     pub fn builder(rng: Rng) -> CoreBuilder {
         CoreBuilder {
             rng,
@@ -176,14 +176,14 @@ impl Core {
         }
     }
 
-    /// Takes in a new config and endpoints; they count from the next pass on.
+    /// Replaces config and endpoints. The next pass applies them.
     pub fn update(&mut self, update: LbUpdate) {
         self.tree.update_clusters(update.clusters.as_ref());
         self.update = Some(update);
     }
 
-    /// Takes in something that happened. Answers whether it was news: events about subchannels that are gone, or
-    /// that do not fit their state, are ignored.
+    /// Handles an event. Returns true if it changed a state. Events of closed subchannels, and events that do not fit the
+    /// state, are ignored.
     pub fn handle(&mut self, event: LbEvent, now: Instant) -> bool {
         self.advance(now);
         let tree = &mut self.tree;
@@ -219,8 +219,8 @@ impl Core {
         }
     }
 
-    /// Runs one pass. A second pass with nothing in between changes nothing, unless this one says that it is due at once
-    /// ([`PassResult::wake_at`]): much is done in parts.
+    /// Runs one pass. A second pass without an event in between changes nothing. An exception is a pass that is due at once
+    /// ([`PassResult::wake_at`]), since large updates are split.
     pub fn reconcile(&mut self, now: Instant) -> PassResult {
         self.advance(now);
         self.tree.fire_timers();
@@ -238,7 +238,7 @@ impl Core {
                 }
             }
         }
-        // Who asks before there is anything to connect to means what comes.
+        // A request to connect before the first update applies to that update.
         self.tree.exit_idle &= self.update.is_none();
         self.tree.finish_pass();
         let changed = self.published.as_ref().is_none_or(|published| !published.is_same(&state));
@@ -251,31 +251,31 @@ impl Core {
         PassResult { effects, connectivity, picker, wake_at, released }
     }
 
-    /// Runs a pass in which every policy looks again, changed or not. By the rule of [`Core::reconcile`] this changes
-    /// nothing; tests use it to hold policies to that rule.
+    /// Runs a pass in which every policy runs. Since policies are level-triggered, this changes nothing. Tests check policies
+    /// with it.
     pub fn reconcile_all(&mut self, now: Instant) -> PassResult {
         self.tree.invalidate_all();
         self.reconcile(now)
     }
 
-    /// The whole tree as data, as of the last pass; `None` before the first update.
+    /// Describes the policy tree as of the last pass; `None` before the first update.
     pub fn describe(&self) -> Option<Description> {
         self.root.describe(&DescribeCx { tree: &self.tree })
     }
 
-    /// The clusters that policies want to be discovered although no route names them, as of the last pass (A74): each
-    /// holds its own for as long as it runs. Once found, they are part of [`LbUpdate::with_clusters`].
+    /// Returns the clusters that policies subscribe to although no route refers to them (A74), as of the last pass. Discovered
+    /// ones become part of [`LbUpdate::with_clusters`].
     pub fn subscribed_clusters(&self) -> impl Iterator<Item = &Arc<str>> {
         self.tree.subscribed_clusters()
     }
 
-    /// A subchannel, if it exists.
+    /// Returns the subchannel with this id, if it exists.
     pub fn subchannel(&self, id: SubchannelId) -> Option<&Subchannel> {
         self.tree.subchannels.get(id)
     }
 
-    /// Where a subchannel stands, in the words of metrics (A94); of one that stands in several places, the first that asked
-    /// for it. Meant to be asked when it is dialled: the answer is looked up each time.
+    /// Returns the metric labels of a subchannel (A94). If several policies hold it, those of the first holder. The result is
+    /// not cached; drivers call this once per connection attempt.
     pub fn labels(&self, id: SubchannelId) -> LbLabels {
         let Some(subchannel) = self.tree.subchannels.get(id) else { return LbLabels::default() };
         let holder = subchannel.holders.get(0).and_then(|holder| self.tree.node(*holder));
@@ -288,18 +288,18 @@ impl Core {
         LbLabels { locality, ..labels }
     }
 
-    /// How many subchannels there are.
+    /// Returns the number of subchannels.
     pub fn subchannel_count(&self) -> usize {
         self.tree.subchannels.len()
     }
 
-    /// Time never goes backwards: an earlier `now` counts as the latest one.
+    /// Advances the time. Ignores a `now` before the latest one, so that time is monotonic.
     fn advance(&mut self, now: Instant) {
         self.tree.now = self.tree.now.max(now);
     }
 }
 
-/// Settings of a core that do not change.
+/// Builder of a [`Core`].
 #[derive(Clone)]
 pub struct CoreBuilder {
     rng: Rng,
@@ -312,44 +312,45 @@ pub struct CoreBuilder {
 }
 
 impl CoreBuilder {
-    /// The back-off between connection attempts.
+    /// Sets the back-off between connection attempts.
     #[must_use]
     pub fn backoff(self, backoff: Backoff) -> CoreBuilder {
         CoreBuilder { backoff, ..self }
     }
 
-    /// The delay between parallel connection attempts (Happy Eyeballs): 250 ms unless set, held to 100 ms..2 s (A61).
+    /// Sets the delay between parallel connection attempts (Happy Eyeballs, A61). The default is 250 ms; values are clamped to
+    /// 100 ms..2 s.
     #[must_use]
     pub fn attempt_delay(self, delay: Duration) -> CoreBuilder {
         CoreBuilder { attempt_delay: delay.clamp(Duration::from_millis(100), Duration::from_secs(2)), ..self }
     }
 
-    /// Counters of calls in flight, to be shared by all cores of a process (A32).
+    /// Sets the counters of calls in flight, which all cores of a process share (A32).
     #[must_use]
     pub fn counters(self, counters: Arc<CallCounters>) -> CoreBuilder {
         CoreBuilder { counters, ..self }
     }
 
-    /// Counts for load reports, to be shared by all cores whose load one reporter reports. They must share one clock too.
+    /// Sets the store of load statistics. Cores whose load is reported together share it, and must share a clock.
     #[must_use]
     pub fn load_store(self, load_store: Arc<LoadStore>) -> CoreBuilder {
         CoreBuilder { load_store, ..self }
     }
 
-    /// Whether passes give measurements ([`LbEffect::Measure`]); if not, which is so unless set, nothing is collected.
+    /// Enables measurements ([`LbEffect::Measure`]). The default is off, and then nothing is collected.
     #[must_use]
     pub fn measure(self, measure: bool) -> CoreBuilder {
         CoreBuilder { measure, ..self }
     }
 
-    /// Whether connections are made by the [means](crate::TransportParams) of their clusters, and so are never shared with clusters
-    /// of other means. If not, which is so unless set, means are passed over.
+    /// Enables the [transport parameters](crate::TransportParams) of clusters. Clusters with different parameters then never
+    /// share a connection. The default is off: the parameters are ignored.
     #[must_use]
     pub fn per_cluster_transport(self, per_cluster_transport: bool) -> CoreBuilder {
         CoreBuilder { per_cluster_transport, ..self }
     }
 
-    /// The core.
+    /// Builds a core with these settings.
     pub fn build(self) -> Core {
         let CoreBuilder { rng, backoff, attempt_delay, counters, load_store, measure, per_cluster_transport } =
             self;

@@ -1,4 +1,4 @@
-//! What a policy can see and ask for during a pass.
+//! Context of a policy run: its inputs besides config and endpoints, and the resources that it can request.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,10 +15,10 @@ use crate::load::call_counters::CallCounters;
 use crate::load::measurement::{LbLabels, Measurement};
 use crate::{Address, ClusterTransport, Instant, Rng, Status, Subchannel, SubchannelId, TransportParams};
 
-/// The world as a policy sees it in one pass, and what it may ask for.
+/// Context of one run of a policy.
 ///
-/// Asking keeps: a subchannel, a load watch, a child or a timer that a policy does not ask for again in its next
-/// run is let go. Asking twice is harmless.
+/// A policy holds a subchannel, a load watch, a child or a timer until its next run. The core releases resources that this run
+/// does not request again. A repeated request within a run has no effect.
 #[derive(Debug)]
 pub struct Cx<'a> {
     pub(crate) tree: &'a mut PolicyTree,
@@ -30,21 +30,21 @@ pub struct Cx<'a> {
 }
 
 impl Cx<'_> {
-    /// The time of this pass; it never goes backwards.
+    /// Returns the time of this pass. It is monotonic.
     pub fn now(&self) -> Instant {
         self.tree.now
     }
 
-    /// The subchannel for an address, made if there is none, and kept until this policy's next run. Where the cluster has
-    /// [means](TransportParams) of its own for connections, it is another one than elsewhere.
+    /// Returns the subchannel for an address, created if there is none, and holds it until this policy's next run. Clusters with
+    /// [transport parameters](TransportParams) of their own have separate subchannels.
     pub fn subchannel(&mut self, address: &Address) -> &Subchannel {
         let transport = self.tree.transport_in(&self.scope, address).cloned();
         let id = self.tree.find_or_create_subchannel(address, transport.as_ref());
-        self.keep(id).expect("it was found or made just now")
+        self.keep(id).expect("it was found or created just now")
     }
 
-    /// The subchannel with this id if it still exists, kept until this policy's next run. Cheaper than by address. One whose
-    /// connections are made by other [means](TransportParams) than those that hold here is not kept.
+    /// Returns the subchannel with this id if it exists, and holds it until this policy's next run. It is faster than a lookup
+    /// by address. Returns `None` if the subchannel has other [transport parameters](TransportParams) than this scope.
     pub fn keep(&mut self, id: SubchannelId) -> Option<&Subchannel> {
         if !self.peek(id).is_some_and(|subchannel| self.has_same_transport(subchannel)) {
             return None;
@@ -91,54 +91,54 @@ impl Cx<'_> {
         !self.tree.per_cluster_transport && self.tree.has_same_subchannels(verified_at)
     }
 
-    /// The subchannel for an address if somebody keeps one; looking does not keep it.
+    /// Returns the subchannel for an address, if a policy holds one. Does not hold it.
     pub fn find(&self, address: &Address) -> Option<&Subchannel> {
         let transport = self.tree.transport_in(&self.scope, address);
         self.tree.subchannels.get(self.tree.subchannels.find(address, transport)?)
     }
 
-    /// Whether means tell subchannels apart.
+    /// Returns true if clusters with different transport parameters do not share subchannels.
     pub(crate) fn has_per_cluster_transport(&self) -> bool {
         self.tree.per_cluster_transport
     }
 
-    /// Whether the connections of a subchannel are made by the means that hold here.
+    /// Returns true if the subchannel has the transport parameters of this scope.
     pub(crate) fn has_same_transport(&self, subchannel: &Subchannel) -> bool {
         subchannel.transport() == self.tree.transport_in(&self.scope, subchannel.address())
     }
 
-    /// The subchannel with this id if it still exists; looking does not keep it.
+    /// Returns the subchannel with this id, if it exists. Does not hold it.
     pub fn peek(&self, id: SubchannelId) -> Option<&Subchannel> {
         self.tree.subchannels.get(id)
     }
 
-    /// Starts connecting a subchannel that is idle; otherwise does nothing.
+    /// Starts a connection attempt if the subchannel is idle.
     pub fn connect(&mut self, id: SubchannelId) {
         self.tree.connect(id, self.node);
     }
 
-    /// Wants out-of-band load reports from a subchannel at least this often. They arrive as
-    /// [`Subchannel::load`], and each one runs this policy again.
+    /// Requests out-of-band load reports from a subchannel, at least once per interval. They arrive as [`Subchannel::load`], and
+    /// each one runs this policy again.
     pub fn watch_load(&mut self, id: SubchannelId, every: Duration) {
         if let Some(node) = self.node {
             self.tree.watch(node, id, every);
         }
     }
 
-    /// Wants to run again at this time at the latest.
+    /// Requests a run at this time at the latest.
     pub fn wake_at(&mut self, at: Instant) {
         if let Some(node) = self.node {
             self.tree.wake_at(node, at);
         }
     }
 
-    /// Asks the resolver for fresh addresses.
+    /// Requests re-resolution from the resolver.
     pub fn reresolve(&mut self) {
         self.tree.reresolve |= !self.scope.ignore_reresolution;
     }
 
-    /// Whether policies that are idle should start in this pass: the application asked the channel to connect, or a
-    /// policy above does not let those below it idle.
+    /// Returns true if idle policies should start to connect in this pass: the application asked the channel to connect, or an
+    /// ancestor does not allow its descendants to be idle.
     pub fn exit_idle(&self) -> bool {
         match self.scope.idle_mode {
             IdleMode::UntilRequested => self.tree.exit_idle,
@@ -147,30 +147,31 @@ impl Cx<'_> {
         }
     }
 
-    /// How long to wait for one connection attempt before starting the next one beside it (Happy Eyeballs, A61).
+    /// Returns the delay between parallel connection attempts (Happy Eyeballs, A61).
     pub fn attempt_delay(&self) -> Duration {
         self.tree.attempt_delay
     }
 
-    /// The random source.
+    /// Returns the random number generator of the core.
     pub fn rng(&mut self) -> &mut Rng {
         &mut self.tree.rng
     }
 
-    /// The counters of calls in flight that this core shares with others.
+    /// Returns the counters of calls in flight, which cores share.
     pub fn counters(&self) -> &CallCounters {
         &self.tree.counters
     }
 
-    /// What discovery found about a cluster, or why it cannot be used; `None` if the update says nothing of it. An
-    /// update that says something else runs this policy again.
+    /// Returns a discovered cluster, or the error that makes it unusable; `None` if the update does not contain it. The policy
+    /// depends on it: a change runs the policy again.
     pub fn cluster(&mut self, name: &Arc<str>) -> Option<Result<Arc<Cluster>, Status>> {
         let found = self.tree.clusters.as_ref().and_then(|all| all.cluster(name)).cloned();
         self.add_dependency(Dependency::Cluster(name.clone(), found.clone()));
         found
     }
 
-    /// The endpoints that come from `source`, if they are known yet. An update with others runs this policy again.
+    /// Returns the endpoints of `source`; `None` if they are not known yet. The policy depends on them: a change runs the policy
+    /// again.
     pub fn endpoint_set(&mut self, source: &EndpointSource) -> Option<Arc<EndpointSet>> {
         let found = self.tree.clusters.as_ref().and_then(|all| all.endpoint_set(source)).cloned();
         self.add_dependency(Dependency::Endpoints(source.clone(), found.clone()));
@@ -183,43 +184,43 @@ impl Cx<'_> {
         }
     }
 
-    /// Wants a cluster to be discovered although no route names it (A74), until this policy's next run.
+    /// Subscribes to a cluster that no route refers to (A74), until this policy's next run.
     pub fn subscribe_cluster(&mut self, name: &Arc<str>) {
         if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
             node.subscriptions.push(name.clone());
         }
     }
 
-    /// The counts for load reports that this core shares with others.
+    /// Returns the store of load statistics, which cores share.
     pub fn load_store(&self) -> &LoadStore {
         &self.tree.load_store
     }
 
-    /// Gives a measurement to the driver. It is not made if nobody measures.
+    /// Emits a measurement. `measurement` is called only if measurements are enabled.
     pub fn measure(&mut self, measurement: impl FnOnce(&PolicyScope) -> Measurement) {
         if self.tree.measure {
             self.tree.effects.push(LbEffect::Measure(Box::new(measurement(&self.scope))));
         }
     }
 
-    /// Has these dropped when there is time for it.
+    /// Releases values that the driver drops later, off the request path.
     pub(crate) fn discard<T: Send + 'static>(&mut self, gone: Vec<T>) {
         self.tree.released.add(gone);
     }
 
-    /// What the policies above say about the place of this one.
+    /// Returns the inputs from ancestor policies.
     pub fn scope(&self) -> &PolicyScope {
         &self.scope
     }
 
-    /// Tells the operator something, once for as long as every run repeats it; shown in the tree's description.
+    /// Emits a warning for the operator, once while consecutive runs repeat it. The tree's description shows it.
     pub fn warn(&mut self, text: impl Into<String>) {
         if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
             node.warnings.push(text.into());
         }
     }
 
-    /// An `UNAVAILABLE` status whose message ends with the resolution note (A88).
+    /// Returns an `UNAVAILABLE` status whose message ends with the resolution note (A88).
     pub fn unavailable(&self, message: impl fmt::Display) -> Status {
         match &self.scope.note {
             Some(note) => Status::unavailable(format!("{message} ({note})")),
@@ -248,13 +249,13 @@ pub struct PolicyScope {
 }
 
 impl PolicyScope {
-    /// Adds the resolution note: what the resolver wants said with every failure (A88).
+    /// Sets the resolution note, which error messages include (A88).
     #[must_use]
     pub fn with_note(self, note: Option<Arc<str>>) -> PolicyScope {
         PolicyScope { note, ..self }
     }
 
-    /// Puts a note in front of the one that is there, unless it says that too.
+    /// Prepends a resolution note to the current one, unless it contains that one.
     #[must_use]
     pub(crate) fn and_note(self, note: &Arc<str>) -> PolicyScope {
         let note = match &self.note {
@@ -264,96 +265,98 @@ impl PolicyScope {
         self.with_note(Some(note))
     }
 
-    /// Names the locality below, for labels (A78).
+    /// Sets the locality of the descendants, for labels (A78).
     #[must_use]
     pub fn with_locality(self, name: Arc<str>) -> PolicyScope {
         PolicyScope { locality: Some(name), ..self }
     }
 
-    /// Names the cluster below, for labels (A89).
+    /// Sets the cluster of the descendants, for labels (A89).
     #[must_use]
     pub(crate) fn with_backend_service(self, name: Arc<str>) -> PolicyScope {
         PolicyScope { backend_service: Some(name), ..self }
     }
 
-    /// Has the connections below made by these means. A core that was not built to
-    /// [heed](crate::CoreBuilder::per_cluster_transport) means passes over them.
+    /// Sets the transport parameters of the descendants. They are ignored unless
+    /// [enabled](crate::CoreBuilder::per_cluster_transport).
     #[must_use]
     pub(crate) fn with_transport(self, transport: Arc<ClusterTransport>) -> PolicyScope {
         PolicyScope { transport: Some(transport), ..self }
     }
 
-    /// With the means of the scope around it, unless it has its own: no policy leaves them out by mistake.
+    /// Inherits the transport parameters of the outer scope, unless it has its own. A policy that builds a new scope therefore
+    /// cannot drop them by mistake.
     pub(crate) fn within(self, outer: &PolicyScope) -> PolicyScope {
         let transport = self.transport.or_else(|| outer.transport.clone());
         PolicyScope { transport, ..self }
     }
 
-    /// Shows the endpoints at these addresses as failed to the policies below (A50). Their connections are kept.
-    /// Replaces what policies above said.
+    /// Sets the ejected addresses (A50). Descendants see their endpoints as TRANSIENT_FAILURE and keep the connections. Replaces
+    /// the set of ancestors.
     #[must_use]
     pub fn with_ejected(self, addresses: Arc<HashSet<Address>>) -> PolicyScope {
         PolicyScope { ejected: Some(addresses), ..self }
     }
 
-    /// Swallows requests for re-resolution from below (A37).
+    /// Ignores re-resolution requests of descendants (A37).
     #[must_use]
     pub(crate) fn without_reresolution(self) -> PolicyScope {
         PolicyScope { ignore_reresolution: true, ..self }
     }
 
-    /// Keeps the policies below from being idle: [`Cx::exit_idle`] holds in each of their runs.
+    /// Prevents descendants from being idle: [`Cx::exit_idle`] returns true in each of their runs.
     #[must_use]
     pub fn without_idle(self) -> PolicyScope {
         PolicyScope { idle_mode: IdleMode::Never, ..self }
     }
 
-    /// Leaves the policies below alone when the application asks the channel to connect: they are not in use.
+    /// Marks the descendants as not in use: they ignore the application's requests to connect.
     #[must_use]
     pub fn deactivated(self) -> PolicyScope {
         PolicyScope { idle_mode: IdleMode::Deactivated, ..self }
     }
 
-    /// The locality, as its label says it.
+    /// Returns the locality label.
     pub fn locality(&self) -> Option<&Arc<str>> {
         self.locality.as_ref()
     }
 
-    /// The cluster.
+    /// Returns the cluster label.
     pub fn backend_service(&self) -> Option<&Arc<str>> {
         self.backend_service.as_ref()
     }
 
-    /// The locality and the cluster.
+    /// Returns the metric labels: locality and cluster.
     pub fn labels(&self) -> LbLabels {
         LbLabels { backend_service: self.backend_service.clone(), locality: self.locality.clone() }
     }
 
-    /// By what means connections to an address are made, if any are said.
+    /// Returns the transport parameters for an address, if there are any.
     pub(crate) fn transport(&self, address: &Address) -> Option<&TransportParams> {
         self.transport.as_ref().map(|transport| transport.of(address))
     }
 
-    /// Whether the endpoint at this address is ejected.
+    /// Returns true if the endpoint at this address is ejected.
     pub fn is_ejected(&self, address: &Address) -> bool {
         self.ejected.as_ref().is_some_and(|ejected| ejected.contains(address))
     }
 }
 
-/// When a policy that is idle starts connecting without a call.
+/// Condition for an idle policy to connect without a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum IdleMode {
-    /// When the application asks for it.
+    /// The application asked the channel to connect.
     #[default]
     UntilRequested,
-    /// At once, always.
+    /// Always: the policy is never idle.
     Never,
-    /// Not even when asked.
+    /// Never, since the policy is not in use.
     Deactivated,
 }
 
 impl PartialEq for PolicyScope {
-    /// Ejections and means are compared by identity: they are replaced, never changed. Text mostly is the same allocation, too.
+    /// Compares ejections and transport parameters by identity, since they are replaced and never modified. Text is usually
+    /// the same allocation too.
     fn eq(&self, other: &PolicyScope) -> bool {
         let is_same = |a: &Option<Arc<str>>, b: &Option<Arc<str>>| match (a, b) {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,

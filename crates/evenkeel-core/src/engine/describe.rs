@@ -1,4 +1,4 @@
-//! The policy tree as data: what `inspect`, `explain` and the page show.
+//! Description of the policy tree, for `inspect`, `explain` and the admin page.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -6,51 +6,51 @@ use serde_json::{Map, Value};
 use crate::engine::tree::PolicyTree;
 use crate::{ConnectivityState, Endpoint, Instant, Subchannel, SubchannelId};
 
-/// A policy and everything below it, at one moment.
+/// Snapshot of a policy and its descendants.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Description {
-    /// The policy's name.
+    /// Registered name of the policy.
     pub policy: String,
-    /// The state that it reports to its parent.
+    /// Connectivity state that the policy returned to its parent.
     pub state: Option<ConnectivityState>,
-    /// What is particular to the policy, as name and value.
+    /// Details that are specific to the policy, by name.
     pub details: Map<String, Value>,
-    /// The endpoints that it balances over itself.
+    /// Endpoints that the policy itself balances over.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<EndpointRow>,
-    /// The policies below it, by name.
+    /// Child policies, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub children: Vec<(String, Description)>,
-    /// What the operator should know.
+    /// Warnings for the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// One endpoint as a policy uses it.
+/// Endpoint of a policy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EndpointRow {
-    /// Its addresses.
+    /// Addresses of the endpoint.
     pub addresses: Vec<String>,
-    /// What its control plane calls it, if it does.
+    /// Hostname from the control plane, if set.
     pub hostname: Option<String>,
-    /// Its locality, if known.
+    /// Locality of the endpoint, if known.
     pub locality: Option<String>,
-    /// The state of its connection as the policy counts it.
+    /// Connectivity state as seen by the policy, including ejection.
     pub state: ConnectivityState,
-    /// The weight in force, if the policy weighs.
+    /// Current weight, if the policy uses weights.
     pub weight: Option<f64>,
-    /// The share of calls that it is meant to get among its peers, if that is fixed.
+    /// Intended share of the policy's calls, if it is fixed.
     pub share: Option<f64>,
-    /// How many calls it was picked for.
+    /// Number of picks of the endpoint.
     pub picks: u64,
-    /// Why it gets no calls, if it gets none.
+    /// Reason why the endpoint receives no calls, if it receives none.
     pub unused: Option<String>,
 }
 
 impl EndpointRow {
-    /// A row for an endpoint in this state, with nothing said about weights and picks.
+    /// Creates a row for an endpoint, without weights and picks.
     pub fn new(endpoint: &Endpoint, state: ConnectivityState) -> EndpointRow {
         EndpointRow {
             addresses: endpoint.addresses().iter().map(ToString::to_string).collect(),
@@ -66,12 +66,12 @@ impl EndpointRow {
 }
 
 impl Description {
-    /// An empty description, to be filled by a policy; name, state and warnings are added by the core.
+    /// Creates an empty description. The policy adds details; the core adds name, state and warnings.
     pub fn new() -> Description {
         Description::default()
     }
 
-    /// Adds a detail.
+    /// Adds a detail by name.
     #[must_use]
     pub fn detail(mut self, name: &str, value: impl Into<Value>) -> Description {
         self.details.insert(name.to_owned(), value.into());
@@ -85,31 +85,31 @@ impl Description {
         self
     }
 
-    /// Adds an endpoint.
+    /// Adds a row for an endpoint.
     pub fn endpoint(&mut self, row: EndpointRow) {
         self.endpoints.push(row);
     }
 
-    /// All picks of this policy: those of its endpoints and of the policies below.
+    /// Returns the number of picks of the policy's endpoints and of its descendants.
     pub fn picks(&self) -> u64 {
         let own: u64 = self.endpoints.iter().map(|row| row.picks).sum();
         own + self.children.iter().map(|(_, child)| child.picks()).sum::<u64>()
     }
 }
 
-/// What a policy may look at while it describes itself.
+/// Context of a policy that describes itself.
 #[derive(Debug)]
 pub struct DescribeCx<'a> {
     pub(crate) tree: &'a PolicyTree,
 }
 
 impl DescribeCx<'_> {
-    /// The subchannel with this id, if it exists.
+    /// Returns the subchannel with this id, if it exists.
     pub fn subchannel(&self, id: SubchannelId) -> Option<&Subchannel> {
         self.tree.subchannels.get(id)
     }
 
-    /// The time of the last pass.
+    /// Returns the time of the last pass.
     pub fn now(&self) -> Instant {
         self.tree.now
     }

@@ -62,7 +62,7 @@ impl RevisionClock {
         self.current
     }
 
-    /// Invalidates every memo.
+    /// Invalidates every memo, for a full pass.
     pub(crate) fn invalidate_all(&mut self) {
         self.invalidated_at = self.advance();
     }
@@ -89,7 +89,7 @@ impl RevisionClock {
 /// Treatment of a node in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PassAction {
-    /// Run the policy.
+    /// Run the policy again.
     Run,
     /// Verify the children, and run the policy if the state of one of them changed.
     VerifyChildren,

@@ -1,7 +1,7 @@
-//! Child policies by name: what weighted_target and xds_cluster_manager have in common.
+//! Child policies by name, for weighted_target and xds_cluster_manager.
 //!
-//! A name decides which child is which across updates, and which group of the endpoints it is given (A56, hierarchical
-//! addresses). A child whose name is gone is kept for a while, in case it comes back, or let go at once.
+//! The name identifies a child across updates and selects its group of the endpoints (A56, hierarchical addresses). A child
+//! whose name was removed is retained for a while, in case the name is added again, or released at once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,30 +12,29 @@ use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::LbState;
 use crate::{ChildPolicy, ConnectivityState, Cx, Endpoints, Instant, LbConfig};
 
-/// Child policies by name, in the order of the names they were last given.
+/// Child policies in the order of the last list of names.
 #[derive(Debug, Default)]
 pub(crate) struct NamedChildren {
     named: Vec<NamedChild>,
-    /// No longer named, each with the moment when it is let go.
+    /// Removed children, each with the time of its release.
     leaving: Vec<(NamedChild, Instant)>,
     source: Option<Endpoints>,
 }
 
-/// One child.
+/// Child policy with its name, endpoints and state.
 #[derive(Debug)]
 pub(crate) struct NamedChild {
     name: Arc<str>,
     child: ChildPolicy,
     endpoints: Endpoints,
     state: LbState,
-    /// Failed, and not ready since.
+    /// True if the child has been in TRANSIENT_FAILURE and not READY since.
     failed: bool,
 }
 
 impl NamedChildren {
-    /// Takes in which children there should be, and gives each its group of the endpoints; the caller then runs each
-    /// of them. Those that are no longer named are kept `retention` long. Answers whether the names are others than
-    /// before.
+    /// Replaces the names and assigns each child its group of the endpoints. The caller then reconciles each of them. Removed
+    /// children are retained for `retention`. Returns true if the names changed.
     pub(crate) fn update<'n>(
         &mut self,
         names: impl Iterator<Item = &'n Arc<str>> + Clone,
@@ -63,9 +62,9 @@ impl NamedChildren {
         renamed
     }
 
-    /// Keeps all children where nothing but what happened to some of them can have changed since the last run, and answers
-    /// which those are; they are to be [run](NamedChildren::at). `None` if all have to be: [`NamedChildren::update`] comes first then, and
-    /// [`NamedChildren::set_indices`] at the end.
+    /// Requests all children if the inputs of the parent did not change. Returns the indexes of the outdated ones, which the
+    /// caller reconciles ([`NamedChildren::at`]). Returns `None` if the caller must reconcile all: [`NamedChildren::update`] comes
+    /// first then, and [`NamedChildren::set_indices`] last.
     pub(crate) fn keep(&self, cx: &mut Cx<'_>) -> Option<Vec<usize>> {
         if !self.leaving.is_empty() {
             return None;
@@ -73,15 +72,15 @@ impl NamedChildren {
         cx.request_all_children()
     }
 
-    /// The child at a place, to be run.
-    pub(crate) fn at(&mut self, place: usize) -> &mut NamedChild {
-        &mut self.named[place]
+    /// Returns the child at an index.
+    pub(crate) fn at(&mut self, index: usize) -> &mut NamedChild {
+        &mut self.named[index]
     }
 
-    /// Has children found by [`NamedChildren::keep`].
+    /// Sets the indexes that [`NamedChildren::keep`] returns.
     pub(crate) fn set_indices(&self, cx: &mut Cx<'_>) {
-        for (place, named) in self.named.iter().enumerate() {
-            named.child.set_index(place, cx);
+        for (index, named) in self.named.iter().enumerate() {
+            named.child.set_index(index, cx);
         }
     }
 
@@ -106,24 +105,24 @@ impl NamedChildren {
         self.source = Some(endpoints.clone());
     }
 
-    /// Shows every child, those that are leaving too.
+    /// Visits every child, including removed ones.
     pub(crate) fn each(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         for named in self.named.iter_mut().chain(self.leaving.iter_mut().map(|(named, _)| named)) {
             visit(&mut named.child);
         }
     }
 
-    /// The children that are named, in order.
+    /// Returns the children in order, without removed ones.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &NamedChild> {
         self.named.iter()
     }
 
-    /// The children that are named, in order, to be run.
+    /// Returns the children in order, to be reconciled, without removed ones.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut NamedChild> {
         self.named.iter_mut()
     }
 
-    /// The child, if only one is named.
+    /// Returns the only child, if there is exactly one.
     pub(crate) fn only(&self) -> Option<&NamedChild> {
         match &self.named[..] {
             [only] => Some(only),
@@ -131,12 +130,12 @@ impl NamedChildren {
         }
     }
 
-    /// The children that are kept although no longer named, with the moment when each is let go.
+    /// Returns the removed children, with the time of their release.
     pub(crate) fn leaving(&self) -> impl Iterator<Item = (&NamedChild, Instant)> {
         self.leaving.iter().map(|(named, at)| (named, *at))
     }
 
-    /// READY if any child is, else CONNECTING if any is, else IDLE if any is, else TRANSIENT_FAILURE.
+    /// Returns READY if any child is, else CONNECTING if any is, else IDLE if any is, else TRANSIENT_FAILURE.
     pub(crate) fn connectivity(&self) -> ConnectivityState {
         let is_any =
             |state: &ConnectivityState| self.named.iter().any(|named| named.connectivity() == *state);
@@ -144,7 +143,7 @@ impl NamedChildren {
         order.into_iter().find(is_any).unwrap_or(ConnectivityState::TransientFailure)
     }
 
-    /// Adds the children to a description, those that are leaving too: they hold connections.
+    /// Adds the children to a description, including removed ones, since they hold connections.
     pub(crate) fn describe(&self, description: Description, cx: &DescribeCx<'_>) -> Description {
         let all = self.named.iter().chain(self.leaving.iter().map(|(named, _)| named));
         all.fold(description, |all, named| all.child(&*named.name, named.child.describe(cx)))
@@ -162,13 +161,13 @@ impl NamedChild {
         }
     }
 
-    /// Runs the child with its group of the endpoints.
+    /// Reconciles the child with its group of the endpoints.
     pub(crate) fn reconcile(&mut self, scope: PolicyScope, config: &LbConfig, cx: &mut Cx<'_>) {
         self.state = self.child.reconcile_in(scope, config, &self.endpoints, cx);
         self.remember_failure();
     }
 
-    /// The same below the scope of the policy that holds it. Answers whether its state is another than before.
+    /// Reconciles the child in the scope of its parent. Returns true if its state changed.
     pub(crate) fn reconcile_here(&mut self, config: &LbConfig, cx: &mut Cx<'_>) -> bool {
         if self.child.reuse(config, &self.endpoints, cx) {
             return false;
@@ -194,18 +193,18 @@ impl NamedChild {
         }
     }
 
-    /// The name.
+    /// Returns the name of the child.
     pub(crate) fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// What the child itself last answered.
+    /// Returns the last state of the child.
     pub(crate) fn state(&self) -> &LbState {
         &self.state
     }
 
-    /// How the child counts: once failed it counts as failed until it is ready, so that a child which only ever
-    /// tries again does not hold the whole in CONNECTING.
+    /// Returns the connectivity for aggregation. A failed child counts as failed until it is ready, so that repeated attempts
+    /// do not keep the parent in CONNECTING.
     pub(crate) fn connectivity(&self) -> ConnectivityState {
         if self.failed { ConnectivityState::TransientFailure } else { self.state.connectivity }
     }

@@ -2,11 +2,9 @@
 //!
 //! Policies with a weighted schedule compute weights and slots ahead of picks, on a timer. Without picks no
 //! slot is consumed, and no call sees the result. A dormant policy therefore sets no such timer. Its picker
-//! requests a pass with each pick ([`CallTrackers::wake`]). In that pass the policy sees that its schedule
+//! requests a pass with each pick ([`CallTrackers::wake`](crate::CallTrackers::wake)). In that pass the policy sees that its schedule
 //! was used, and sets its timers again. The picker of an active policy is not wrapped, so its picks cost the
 //! same.
-//!
-//! [`CallTrackers::wake`]: crate::CallTrackers::wake
 
 use std::sync::Arc;
 

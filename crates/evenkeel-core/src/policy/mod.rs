@@ -1,4 +1,4 @@
-//! Policies: what they are given, what they answer, and which ones there are.
+//! Load-balancing policies: the trait, the state that they return, and the built-in ones.
 
 mod cds;
 mod children;
@@ -57,69 +57,68 @@ pub(crate) use weighted_round_robin::WeightedRoundRobin;
 pub(crate) use weighted_target::WeightedTarget;
 pub(crate) use wrr_locality::WrrLocality;
 
-/// A load-balancing policy.
+/// Load-balancing policy of a channel or of a part of it.
 ///
-/// A policy looks at the present (its config, its endpoints, the subchannels, the time) and answers its state;
-/// run again with nothing changed, it must ask for the same things and answer the same picker. See [`Cx`] for what it
-/// may ask for, [`ChildPolicy`] for running policies below it, and [`EndpointList`](crate::EndpointList) for the common case of
-/// connecting to every endpoint.
+/// A policy computes its state from its config, its endpoints, the subchannels and the time. A second run without a change must
+/// request the same resources and return the same picker. [`Cx`] lists the resources, [`ChildPolicy`] runs child policies, and
+/// [`EndpointList`](crate::EndpointList) connects to every endpoint.
 pub trait Policy: Send + 'static {
-    /// The policy's settings, parsed once.
+    /// Parsed settings of the policy.
     type Config: Send + Sync + 'static;
 
-    /// Reads the settings; errors come from [`ConfigFields`], which knows where in the config it is.
+    /// Parses the settings. Errors of [`ConfigFields`] contain the path of the field.
     fn parse(fields: &ConfigFields<'_>) -> Result<Self::Config, ConfigError>;
 
-    /// Writes the settings as [`Policy::parse`] would read them, leaving out what is unset or the default. Asked for
-    /// configs that were made in code ([`LbConfig::new`]); a policy that nobody configures in code need not write any.
+    /// Returns the settings as JSON that [`Policy::parse`] accepts, without unset and default values. The core uses it for
+    /// configs that were created in code ([`LbConfig::new`]). Other policies need not implement it.
     fn to_json(config: &Self::Config) -> Value {
         let _ = config;
         json!({})
     }
 
-    /// Looks at the present and answers the policy's state.
+    /// Runs the policy and returns its state.
     fn reconcile(&mut self, config: &Self::Config, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
 
-    /// Describes the policy and what is below it.
+    /// Describes the policy and its children.
     fn describe(&self, cx: &DescribeCx<'_>) -> Description;
 }
 
-/// What a policy answers: how well it is connected, and how to pick.
+/// State that a policy returns: its connectivity and its picker.
 #[derive(Clone)]
 pub struct LbState {
-    /// How well the policy is connected.
+    /// Connectivity state of the policy.
     pub connectivity: ConnectivityState,
-    /// How to pick. Its identity is the change signal: keep it for as long as nothing changed for those who pick.
+    /// Picker for calls. Its identity is the change signal: return the same allocation while picks are unaffected.
     pub picker: Arc<dyn Picker>,
 }
 
 impl LbState {
-    /// A state with its picker.
+    /// Creates a state with a new picker.
     pub fn new(connectivity: ConnectivityState, picker: impl Picker + 'static) -> LbState {
         LbState { connectivity, picker: Arc::new(picker) }
     }
 
-    /// CONNECTING: calls wait.
+    /// Returns CONNECTING with a picker that queues calls.
     pub fn connecting() -> LbState {
         LbState::new(ConnectivityState::Connecting, QueuePicker)
     }
 
-    /// IDLE: the first call wakes a subchannel and waits.
+    /// Returns IDLE with a picker that queues calls and connects this subchannel.
     pub fn idle(wake: SubchannelId) -> LbState {
         LbState::new(ConnectivityState::Idle, WakePicker(wake))
     }
 
-    /// TRANSIENT_FAILURE: calls fail with this status.
+    /// Returns TRANSIENT_FAILURE with a picker that fails calls with this status.
     pub fn failing(status: Status) -> LbState {
         LbState::new(ConnectivityState::TransientFailure, FailPicker(status))
     }
 
-    /// TRANSIENT_FAILURE: calls fail with this status, those that wait for ready too.
+    /// Returns TRANSIENT_FAILURE with a picker that fails calls with this status, including wait-for-ready calls.
     pub fn dropping(status: Status) -> LbState {
         LbState::new(ConnectivityState::TransientFailure, DropPicker(status))
     }
 
-    /// Whether both carry the same picker: nothing changed for those who pick.
+    /// Returns true if connectivity and picker are the same, so that picks are unaffected.
     pub fn is_same(&self, other: &LbState) -> bool {
         let (mine, theirs) = (Arc::as_ptr(&self.picker), Arc::as_ptr(&other.picker));
         self.connectivity == other.connectivity && std::ptr::addr_eq(mine, theirs)
@@ -132,7 +131,7 @@ impl fmt::Debug for LbState {
     }
 }
 
-/// The state that a policy last answered, with what it was made from: gives the same picker again until that differs.
+/// Last state of a policy with the key that it was built from. Returns the same picker until the key changes.
 #[derive(Debug)]
 pub struct CachedState<K> {
     last: Option<(K, LbState)>,
@@ -145,7 +144,7 @@ impl<K> Default for CachedState<K> {
 }
 
 impl<K: PartialEq> CachedState<K> {
-    /// The last state if it was made from an equal key, else a new one.
+    /// Returns the last state if its key is equal, or builds a new one.
     pub fn get_or_build(&mut self, key: K, make: impl FnOnce(&K) -> LbState) -> LbState {
         if let Some((_, state)) = self.last.as_ref().filter(|(last, _)| *last == key) {
             return state.clone();
@@ -187,7 +186,7 @@ impl Picker for DropPicker {
     }
 }
 
-/// A policy whose config type is known only to itself.
+/// Policy with a type-erased config.
 pub(crate) trait AnyPolicy: Send {
     fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
     /// Visits the children of a [`PureParent`](pure_parent::PureParent), and none of any other policy.

@@ -667,7 +667,7 @@ mod tests {
             run(&mut policy, &other, &mut tree);
             assert!(!Arc::ptr_eq(&before, &policy.ring), "{other:?}");
         }
-        // A key that says what the address says changes nothing.
+        // A key that equals the address changes nothing.
         run(&mut policy, &list(), &mut tree);
         let before = policy.ring.clone();
         run(&mut policy, &keyed("b"), &mut tree);
@@ -719,8 +719,8 @@ mod tests {
             }
         }
 
-        /// RH-16: a key moves only if its endpoint is gone, or onto an entry that is new because the rest of the ring
-        /// has grown. Where nobody's entries grow, that is: only the removed one's keys move.
+        /// RH-16: a key moves only if its endpoint was removed, or onto an entry that is new because the rest of the ring
+        /// has grown. If no other endpoint gains entries, only the keys of the removed endpoint move.
         #[test]
         fn removing_an_endpoint_moves_only_its_keys(
             n in 2usize..12,
