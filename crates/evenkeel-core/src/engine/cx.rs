@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::config::cluster::{Cluster, EndpointSet, EndpointSource};
 use crate::engine::core::LbEffect;
-use crate::engine::dependencies::Dependency;
+use crate::engine::dependencies::DiscoveryDependency;
 use crate::engine::revision::{CompactRevision, Revision};
 use crate::engine::tree::{NodeId, PolicyTree};
 use crate::load::LoadStore;
@@ -166,7 +166,7 @@ impl Cx<'_> {
     /// depends on it: a change runs the policy again.
     pub fn cluster(&mut self, name: &Arc<str>) -> Option<Result<Arc<Cluster>, Status>> {
         let found = self.tree.clusters.as_ref().and_then(|all| all.cluster(name)).cloned();
-        self.add_dependency(Dependency::Cluster(name.clone(), found.clone()));
+        self.add_dependency(DiscoveryDependency::Cluster(name.clone(), found.clone()));
         found
     }
 
@@ -174,11 +174,11 @@ impl Cx<'_> {
     /// again.
     pub fn endpoint_set(&mut self, source: &EndpointSource) -> Option<Arc<EndpointSet>> {
         let found = self.tree.clusters.as_ref().and_then(|all| all.endpoint_set(source)).cloned();
-        self.add_dependency(Dependency::Endpoints(source.clone(), found.clone()));
+        self.add_dependency(DiscoveryDependency::Endpoints(source.clone(), found.clone()));
         found
     }
 
-    fn add_dependency(&mut self, dependency: Dependency) {
+    fn add_dependency(&mut self, dependency: DiscoveryDependency) {
         if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
             node.dependencies.push(dependency);
         }

@@ -14,7 +14,7 @@ use crate::engine::tree::NodeId;
 
 /// Discovered value that a policy read, with the result of the read.
 #[derive(Debug)]
-pub(crate) enum Dependency {
+pub(crate) enum DiscoveryDependency {
     Cluster(Arc<str>, Option<Result<Arc<Cluster>, Status>>),
     Endpoints(EndpointSource, Option<Arc<EndpointSet>>),
 }
@@ -26,18 +26,18 @@ pub(crate) enum DependencyKey {
     Endpoints(EndpointSource),
 }
 
-impl Dependency {
+impl DiscoveryDependency {
     fn key(&self) -> DependencyKey {
         match self {
-            Dependency::Cluster(name, _) => DependencyKey::Cluster(name.clone()),
-            Dependency::Endpoints(source, _) => DependencyKey::Endpoints(source.clone()),
+            DiscoveryDependency::Cluster(name, _) => DependencyKey::Cluster(name.clone()),
+            DiscoveryDependency::Endpoints(source, _) => DependencyKey::Endpoints(source.clone()),
         }
     }
 
-    fn has_same_key(&self, other: &Dependency) -> bool {
+    fn has_same_key(&self, other: &DiscoveryDependency) -> bool {
         match (self, other) {
-            (Dependency::Cluster(a, _), Dependency::Cluster(b, _)) => a == b,
-            (Dependency::Endpoints(a, _), Dependency::Endpoints(b, _)) => a == b,
+            (DiscoveryDependency::Cluster(a, _), DiscoveryDependency::Cluster(b, _)) => a == b,
+            (DiscoveryDependency::Endpoints(a, _), DiscoveryDependency::Endpoints(b, _)) => a == b,
             _ => false,
         }
     }
@@ -45,11 +45,13 @@ impl Dependency {
     /// Returns true if reading it again returns the same value.
     pub(crate) fn is_current(&self, clusters: Option<&ClusterMap>) -> bool {
         match self {
-            Dependency::Cluster(name, value) => match (value, clusters.and_then(|all| all.cluster(name))) {
-                (Some(value), Some(current)) => is_same_cluster(value, current),
-                (value, current) => value.is_none() && current.is_none(),
-            },
-            Dependency::Endpoints(source, value) => {
+            DiscoveryDependency::Cluster(name, value) => {
+                match (value, clusters.and_then(|all| all.cluster(name))) {
+                    (Some(value), Some(current)) => is_same_cluster(value, current),
+                    (value, current) => value.is_none() && current.is_none(),
+                }
+            }
+            DiscoveryDependency::Endpoints(source, value) => {
                 let current = clusters.and_then(|all| all.endpoint_set(source));
                 value.as_ref().map(Arc::as_ptr) == current.map(Arc::as_ptr)
             }
@@ -68,7 +70,12 @@ impl DependencyIndex {
     }
 
     /// Replaces the dependencies of a node.
-    pub(crate) fn replace(&mut self, node: NodeId, before: &[Dependency], dependencies: &[Dependency]) {
+    pub(crate) fn replace(
+        &mut self,
+        node: NodeId,
+        before: &[DiscoveryDependency],
+        dependencies: &[DiscoveryDependency],
+    ) {
         let mut pairs = dependencies.iter().zip(before);
         // Most runs read the same values as the run before.
         if dependencies.len() == before.len() && pairs.all(|(new, old)| new.has_same_key(old)) {
@@ -81,7 +88,7 @@ impl DependencyIndex {
     }
 
     /// Removes the dependencies of a node.
-    pub(crate) fn remove(&mut self, node: NodeId, dependencies: &[Dependency]) {
+    pub(crate) fn remove(&mut self, node: NodeId, dependencies: &[DiscoveryDependency]) {
         for dependency in dependencies {
             let key = dependency.key();
             if let Some(dependents) = self.0.get_mut(&key) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::config::cluster::ClusterMap;
 use crate::engine::core::LbEffect;
 use crate::engine::cx::PolicyScope;
-use crate::engine::dependencies::{Dependency, DependencyIndex, DependencyKey};
+use crate::engine::dependencies::{DependencyIndex, DependencyKey, DiscoveryDependency};
 use crate::engine::released::ReleasedValues;
 use crate::engine::revision::{CompactRevision, NodeRevisions, PassAction, Revision, RevisionClock};
 use crate::load::LoadStore;
@@ -60,7 +60,7 @@ pub(crate) struct PolicyTreeNode {
     children: Vec<NodeId>,
     /// Children of the run before the current one; empty between runs.
     children_before: Vec<NodeId>,
-    pub(crate) dependencies: Vec<Dependency>,
+    pub(crate) dependencies: Vec<DiscoveryDependency>,
     pub(crate) subscriptions: Vec<Arc<str>>,
     pub(crate) warnings: Vec<String>,
 }
@@ -118,7 +118,7 @@ enum TimerTarget {
 pub(crate) struct PreviousRun {
     held: Vec<SubchannelId>,
     watches: Vec<(SubchannelId, Duration)>,
-    dependencies: Vec<Dependency>,
+    dependencies: Vec<DiscoveryDependency>,
     subscriptions: Vec<Arc<str>>,
     warnings: Vec<String>,
 }
