@@ -62,9 +62,9 @@ mod telemetry;
 mod text;
 mod transport;
 
-pub use call::ResponseBody;
+pub use call::{ResponseBody, ResponseFuture};
 pub use channel::builder::{BuildError, ChannelBuilder};
-pub use channel::{CapturePeer, Channel, PeerAddress, ResponseFuture, WaitForReady};
+pub use channel::{CapturePeer, Channel, PeerAddress, WaitForReady};
 pub use credentials::{Credentials, CredentialsError, TlsCredentialsBuilder};
 pub use evenkeel_core::{Address, Backoff, ConnectivityState, Description, EndpointRow, Registry};
 pub use evenkeel_xds::XdsLimits;

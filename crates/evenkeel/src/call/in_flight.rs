@@ -1,0 +1,79 @@
+//! Calls in flight of a channel: counted, timed, and awaited when the channel closes.
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use evenkeel_core::Code;
+use tokio::sync::Notify;
+
+use crate::telemetry::traffic::{CallTimer, ChannelStats};
+
+/// The calls of a channel.
+#[derive(Debug, Default)]
+pub(crate) struct InFlightCalls {
+    /// In the low half those under way, in the high half how many there ever were; it may wrap.
+    counts: AtomicU64,
+    closing: AtomicBool,
+    all_finished: Notify,
+    channel_stats: ChannelStats,
+}
+
+/// A call that counts as under way until this is dropped.
+#[derive(Debug)]
+pub(crate) struct InFlightGuard {
+    calls: Arc<InFlightCalls>,
+    timer: CallTimer,
+}
+
+impl InFlightCalls {
+    pub(crate) fn start(self: &Arc<InFlightCalls>) -> InFlightGuard {
+        self.counts.fetch_add((1 << 32) | 1, Ordering::Relaxed);
+        InFlightGuard { calls: self.clone(), timer: self.channel_stats.start() }
+    }
+
+    /// Counts them for those who look inside.
+    pub(crate) fn channel_stats(&self) -> &ChannelStats {
+        &self.channel_stats
+    }
+
+    /// How many are under way.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.counts.load(Ordering::Acquire) as u32
+    }
+
+    /// A number that is another one after a call began.
+    pub(crate) fn started(&self) -> u32 {
+        (self.counts.load(Ordering::Relaxed) >> 32) as u32
+    }
+
+    /// Waits until no call is under way.
+    pub(crate) async fn wait_finished(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+        loop {
+            let mut all_finished = std::pin::pin!(self.all_finished.notified());
+            // From here on the last call's end is not missed.
+            all_finished.as_mut().enable();
+            if self.counts.load(Ordering::SeqCst) as u32 == 0 {
+                return;
+            }
+            all_finished.await;
+        }
+    }
+}
+
+impl InFlightGuard {
+    pub(super) fn finish(&mut self, code: Option<Code>) {
+        self.calls.channel_stats.finish(mem::take(&mut self.timer), code);
+    }
+}
+
+impl Drop for InFlightGuard {
+    fn drop(&mut self) {
+        self.finish(None);
+        let before = self.calls.counts.fetch_sub(1, Ordering::SeqCst);
+        if before as u32 == 1 && self.calls.closing.load(Ordering::SeqCst) {
+            self.calls.all_finished.notify_waiters();
+        }
+    }
+}
