@@ -47,6 +47,7 @@ impl Attempt {
         (stream, response): (HttpSendStream, HttpRecvStream),
         buffer: RequestBuffer,
         observer: AttemptObserver,
+        captures_peer: bool,
     ) -> Attempt {
         let sender = Some(RequestSender::new(buffer, stream, observer.meter.clone()));
         Attempt {
@@ -54,13 +55,8 @@ impl Attempt {
             sender,
             progress: SendProgress::Inline,
             observer: Some(observer),
-            captures_peer: false,
+            captures_peer,
         }
-    }
-
-    /// Whether the answer tells who gave it.
-    pub(crate) fn capture_peer(self, captures_peer: bool) -> Attempt {
-        Attempt { captures_peer, ..self }
     }
 
     /// Sends, and waits for the head of the answer.
@@ -150,7 +146,6 @@ impl Attempt {
             }
             observer.finish(code, Some(&parts.headers));
             call_observer.commit(code);
-            call_observer.finish(code);
             return Ok(http::Response::from_parts(parts, ResponseBody::empty()));
         }
         let sender = match mem::replace(&mut self.progress, SendProgress::Done) {

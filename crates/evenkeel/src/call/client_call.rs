@@ -1,19 +1,45 @@
-//! The way of a call: route, pick, send, and again where the call may be repeated.
+//! The path of a call, from top to bottom: route, filters, pick, send, receive, finish.
 //!
-//! [`ClientCall::start`] and [`ClientCall::advance`] are that way. Everything it looks at is in the latest
-//! snapshot; it waits for the driver only if there is nobody to send to.
+//! ```text
+//!           ┌─────────▶ AwaitSnapshot ◀───────┐
+//!           ▼                                 ▼
+//!  new ─▶ Route ─▶ ApplyFilters ──────────▶ Pick ─▶ (send) ─▶ Receive ─▶ response
+//!                   ▲        │             ▲  ▲ │      ▲          │
+//!                   └ Delay ◀┘             │  │ └▶ AwaitStream    ▼
+//!                                          │  └──────────── RecoverBody
+//!                                          └──── Backoff ◀────────┘
+//!  any of them ─▶ Finish ─▶ status, or a response without a body
+//! ```
+//!
+//! [`CallState`] has one variant for each box. `Route`, `ApplyFilters` and `Pick` need only the latest snapshot:
+//! [`ClientCall::advance`] runs them without a waker, first inside `Channel::call`. The common call is sent there and
+//! allocates nothing for it. The states that wait run in [`ClientCall::wait`], in a box. [`ResponseFuture::poll`] polls
+//! both kinds, receives the response head and returns the result.
+//!
+//! Files of the path, in order:
+//!
+//! | step | files |
+//! |---|---|
+//! | start | `channel/mod.rs` (`Channel::call`), `call/timeout.rs`, `call/deadline.rs`, `call/in_flight.rs` |
+//! | route | `channel/snapshot.rs`, `ConfigSelector` in `evenkeel-xds/src/routing` |
+//! | pick | `evenkeel-core/src/pick`, the policy's picker |
+//! | send | `transport/connection.rs` (stream quota), `transport/http2/mod.rs`, `call/request.rs` (body) |
+//! | send, HTTP/2 | `evenkeel-http2/src`: `stream.rs`, `state.rs`, `hpack/encoder.rs`, `write_buffer.rs`, `driver.rs` |
+//! | receive | `evenkeel-http2/src`: `driver.rs`, `reader.rs`, `state.rs`, `stream.rs`; `call/attempt.rs`, `call/status.rs` |
+//! | retry | `call/attempt.rs` (`FailedAttempt`), `call/retry.rs` |
+//! | finish | `call/response.rs` (body and trailers), `call/observer.rs` |
 
 use std::borrow::Cow;
-use std::cell::Cell;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use std::{fmt, mem};
 
-use evenkeel_core::{CallOutcome, CallTrackers, Code, PickArgs, PickResult, RequestMetadata, Status};
-use evenkeel_xds::routing::{SelectedRoute, XdsHttpFilter};
+use evenkeel_core::{CallOutcome, CallTrackers, Code, PickArgs, PickResult, RequestMetadata};
+use evenkeel_xds::routing::{InjectedFault, SelectedRoute, XdsHttpFilter};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use http_body::Body as _;
@@ -29,30 +55,26 @@ use crate::call::response::ResponseBody;
 use crate::call::retry::{self, RetryPolicy};
 use crate::call::{status, timeout};
 use crate::channel::snapshot::{ChannelSnapshot, ChannelState};
-use crate::channel::{
-    CapturePeer, ChannelCommand, ChannelInner, WaitForReady, closed_message, closed_status,
-};
+use crate::channel::{CapturePeer, ChannelCommand, ChannelInner, WaitForReady, closed_status};
 use crate::telemetry::metrics::AttemptMeter;
 use crate::transport::connection::StreamPermit;
 use crate::transport::http2::{Error, HttpRecvStream, HttpSendStream, RequestHeaders};
 
-/// A call that is not answered yet. Dropping it cancels the call.
-///
-/// Most calls are sent at once and answered well, and need no allocation for that. Whatever else happens to a call happens in
-/// a box.
+/// Response of a call, not yet received. Dropping it cancels the call.
 pub struct ResponseFuture {
+    /// `None` while `wait` holds the call, and after the result was returned.
     call: Option<ClientCall>,
-    boxed: Option<Pin<Box<dyn Future<Output = CallResult> + Send>>>,
+    wait: Option<Pin<Box<dyn Future<Output = ClientCall> + Send>>>,
 }
 
 type CallResult = Result<http::Response<ResponseBody>, tonic::Status>;
 
 impl ResponseFuture {
+    /// Starts a call and advances it as far as the latest snapshot allows. Most calls are sent here.
     pub(crate) fn start(channel: &Arc<ChannelInner>, request: http::Request<Body>) -> ResponseFuture {
-        let mut future =
-            ResponseFuture { call: Some(ClientCall::new(channel.clone(), request)), boxed: None };
+        let mut future = ResponseFuture { call: Some(ClientCall::new(channel.clone(), request)), wait: None };
         if let Some(call) = &mut future.call {
-            call.start(&channel.published.load());
+            call.advance();
         }
         future
     }
@@ -63,27 +85,36 @@ impl Future for ResponseFuture {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<CallResult> {
         let this = &mut *self;
-        if let Some(ClientCall { state, deadline, observer, .. }) = &mut this.call
-            && let CallState::Sent(attempt) = state
-        {
-            let head = ready!(attempt.poll_head(cx, deadline));
-            match attempt.handle_head(head, deadline, observer) {
-                Ok(response) => {
-                    this.call = None;
-                    return Poll::Ready(Ok(response));
+        loop {
+            if let Some(wait) = &mut this.wait {
+                this.call = Some(ready!(wait.as_mut().poll(cx)));
+                this.wait = None;
+            }
+            let Some(call) = &mut this.call else {
+                return Poll::Ready(Err(tonic::Status::internal("a call was asked for its answer twice")));
+            };
+            match &mut call.state {
+                CallState::Receive(attempt) => {
+                    let head = ready!(attempt.poll_head(cx, &mut call.deadline));
+                    call.state = match attempt.handle_head(head, &mut call.deadline, &mut call.observer) {
+                        // The response has a body, which reports the end of the call.
+                        Ok(response) if !response.body().is_end_stream() => {
+                            this.call = None;
+                            return Poll::Ready(Ok(response));
+                        }
+                        Ok(response) => CallState::Finish(Ok(response)),
+                        Err(failure) => CallState::RecoverBody(failure),
+                    };
                 }
-                Err(failure) => *state = CallState::FailedAttempt(failure),
+                CallState::Finish(_) => {
+                    ready!(call.poll_finish(cx));
+                    if let Some(ClientCall { state: CallState::Finish(result), .. }) = this.call.take() {
+                        return Poll::Ready(result);
+                    }
+                }
+                _ => this.wait = this.call.take().map(|call| Box::pin(call.wait()) as _),
             }
         }
-        if let Some(call) = this.call.take() {
-            this.boxed = Some(Box::pin(call.run()));
-        }
-        let Some(call) = &mut this.boxed else {
-            return Poll::Ready(Err(tonic::Status::internal("a call was asked for its answer twice")));
-        };
-        let outcome = ready!(call.as_mut().poll(cx));
-        this.boxed = None;
-        Poll::Ready(outcome)
     }
 }
 
@@ -93,63 +124,72 @@ impl fmt::Debug for ResponseFuture {
     }
 }
 
-/// A call on its way out.
+/// Call whose response head has not been received.
 struct ClientCall {
     channel: Arc<ChannelInner>,
     state: CallState,
     method: Method,
     path: PathAndQuery,
     headers: HeaderMap,
-    /// Given to each attempt, and back if it can be repeated.
+    /// Request body. An attempt takes it, and returns it if it can be sent again.
     body: Option<RequestBuffer>,
     wait_for_ready: bool,
     captures_peer: Option<CapturePeer>,
     deadline: CallDeadline,
-    /// Whether the headers say how much time is left.
+    /// True while `grpc-timeout` in `headers` equals the time that remains. A call that waited writes it again.
     header_is_current: bool,
-    /// Where the route leads, if there are routes.
+    /// Route of the call, `None` if the channel has no routes.
     selected: Option<SelectedRoute>,
     observer: CallObserver,
-    /// The snapshot whose connection turned out to be gone: another one is needed.
+    /// Serial of the snapshot whose connection turned out to be closed. The next pick needs another snapshot.
     stale_serial: Option<u64>,
+    /// True once the peer refused an attempt. Only the first refusal is retried transparently.
     refused: bool,
-    /// Of the attempt that is about to be made.
+    /// Meter of the next attempt, `None` unless an attempt was begun and not sent.
     meter: Option<AttemptMeter>,
-    /// The cluster that a pick failed in, for metrics (A89).
-    backend_service: Cell<Option<Arc<str>>>,
 }
 
-/// How far a call is.
-#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
+/// Next step of a call.
 enum CallState {
-    /// It needs a route. Every call begins here.
+    /// Select the route. Every call begins here.
     Route,
-    /// Its route has filters.
-    Faults,
-    /// It needs an endpoint.
-    Picking,
-    /// Its endpoint takes no more calls at the moment.
-    Queue(PickedConnection),
-    /// An attempt is on its way.
-    Sent(Attempt),
-    /// An attempt failed.
-    FailedAttempt(Box<FailedAttempt>),
-    /// It cannot go on.
-    Failed(tonic::Status),
+    /// Apply the route's HTTP filters, from this index on.
+    ApplyFilters(usize),
+    /// Pick a connection for an attempt.
+    Pick,
+    /// Wait for a snapshot that allows the next step.
+    AwaitSnapshot(SnapshotWait),
+    /// Wait as long as the fault at this index of the filters requires (A33).
+    Delay(usize, InjectedFault),
+    /// Wait until the peer allows another concurrent stream.
+    AwaitStream(PickedConnection),
+    /// Receive the response head of the attempt.
+    Receive(Attempt),
+    /// Recover the request body of the failed attempt.
+    RecoverBody(Box<FailedAttempt>),
+    /// Wait before the next attempt.
+    Backoff(Duration),
+    /// Return the result.
+    Finish(CallResult),
 }
 
-/// Where an attempt goes.
+/// Connection that the picker selected for an attempt.
 struct PickedConnection {
     permit: StreamPermit,
     trackers: CallTrackers,
+    /// Serial of the snapshot that was used.
     serial: u64,
 }
 
-/// What one look at the channel led to.
-enum SelectionResult<T> {
-    Found(T),
-    Wait(&'static str),
-    Fail(Status),
+/// Wait for a snapshot other than the one that was used.
+#[derive(Clone, Copy)]
+struct SnapshotWait {
+    /// Serial of the snapshot that was used.
+    serial: u64,
+    /// True if the pick is next, false if the route is.
+    is_routed: bool,
+    /// Reason, for the status of a call whose deadline expires.
+    reason: &'static str,
 }
 
 impl ClientCall {
@@ -179,97 +219,34 @@ impl ClientCall {
             stale_serial: None,
             refused: false,
             meter: None,
-            backend_service: Cell::default(),
             channel,
         }
     }
 
-    /// The way of most calls: everything that they need is in the snapshot. Goes as far as that is enough.
-    fn start(&mut self, snapshot: &ChannelSnapshot) {
-        match self.select_route(snapshot) {
-            SelectionResult::Found(selected) => self.apply_route(selected),
-            SelectionResult::Wait(_) => return,
-            SelectionResult::Fail(status) => {
-                self.state = CallState::Failed(status::to_tonic(&status));
-                return;
-            }
-        }
-        if self.has_filters() {
-            self.state = CallState::Faults;
-            return;
-        }
-        self.meter = self.observer.start_attempt();
-        match self.pick_connection(snapshot) {
-            SelectionResult::Found(picked) => self.acquire_stream(picked),
-            SelectionResult::Wait(_) => self.state = CallState::Picking,
-            SelectionResult::Fail(status) => {
-                self.state = CallState::Failed(self.record_unpicked(status::to_tonic(&status)));
-            }
+    /// Runs the steps that wait for nothing, all with the same snapshot.
+    fn advance(&mut self) {
+        let snapshot = self.channel.published.load();
+        loop {
+            self.state = match self.state {
+                CallState::Route => self.route(&snapshot),
+                CallState::ApplyFilters(first) => self.apply_filters(&snapshot, first),
+                CallState::Pick => self.pick(&snapshot),
+                _ => return,
+            };
         }
     }
 
-    /// The way of the others. Notes how the call ended, too.
-    async fn run(mut self) -> CallResult {
-        let outcome = loop {
-            if let Err(outcome) = self.advance().await {
-                break outcome;
-            }
+    /// Selects the route. It applies to all attempts of the call (A31).
+    fn route(&mut self, snapshot: &ChannelSnapshot) -> CallState {
+        let ChannelState::Active { selector, .. } = &snapshot.state else {
+            return self.await_config(snapshot, false);
         };
-        match &outcome {
-            Err(status) => self.observer.finish(status::code(status.code() as i32)),
-            Ok(response) if response.body().is_end_stream() => {
-                self.observer.finish(status::code_of(response.headers()).unwrap_or(Code::Unknown));
-            }
-            // The end of an answer that goes on is the business of its body.
-            Ok(_) => return outcome,
-        }
-        // A call may end here on its first poll: no endpoint, a drop, circuit breaking, an invalid request, a closed channel. A
-        // caller that retries at once would then never yield, and on its thread neither the channel's driver nor any timer would run.
-        coop::consume_budget().await;
-        outcome
-    }
-
-    /// Goes one stage further. `Err` is the end of the call, good or bad.
-    async fn advance(&mut self) -> Result<(), CallResult> {
-        match mem::replace(&mut self.state, CallState::Route) {
-            CallState::Route => {
-                let selected = self.wait_for(ClientCall::select_route).await.map_err(Err)?;
-                self.apply_route(selected);
-                self.state = CallState::Faults;
-            }
-            CallState::Faults => {
-                if let Some(response) = self.inject_faults().await.map_err(Err)? {
-                    return Err(Ok(response));
-                }
-                self.state = CallState::Picking;
-            }
-            CallState::Picking => {
-                self.meter = self.meter.take().or_else(|| self.observer.start_attempt());
-                match self.wait_for(ClientCall::pick_connection).await {
-                    Ok(picked) => self.acquire_stream(picked),
-                    Err(status) => return Err(Err(self.record_unpicked(status))),
-                }
-            }
-            CallState::Queue(picked) => self.wait_for_stream(picked).await.map_err(Err)?,
-            CallState::Sent(mut attempt) => {
-                let head = poll_fn(|cx| attempt.poll_head(cx, &mut self.deadline)).await;
-                match attempt.handle_head(head, &mut self.deadline, &mut self.observer) {
-                    Ok(response) => return Err(Ok(response)),
-                    Err(failure) => self.state = CallState::FailedAttempt(failure),
-                }
-            }
-            CallState::FailedAttempt(failure) => {
-                let body = self.wait_for_retry(failure.recover_body().await).await?;
-                self.restart(body);
-            }
-            CallState::Failed(status) => return Err(Err(status)),
-        }
-        Ok(())
-    }
-
-    /// Takes the call's route. It holds for all attempts (A31).
-    fn apply_route(&mut self, selected: Option<SelectedRoute>) {
-        let Some(selected) = selected else { return };
+        let Some(selector) = selector else { return self.pick(snapshot) };
+        let headers = MetadataView(&self.headers);
+        let selected = match selector.select(&self.describe(&headers)) {
+            Ok(selected) => selected,
+            Err(status) => return self.fail(status::to_tonic(&status.for_call())),
+        };
         if let Some(limit) = selected.timeout(None) {
             self.header_is_current &= !self.deadline.tighten(Instant::now() + limit);
         }
@@ -277,84 +254,78 @@ impl ClientCall {
             self.observer.replace_retry_policy(RetryPolicy::from(&**policy));
         }
         self.selected = Some(selected);
+        self.apply_filters(snapshot, 0)
     }
 
-    /// Notes that there is no endpoint for the attempt.
-    fn record_unpicked(&mut self, status: tonic::Status) -> tonic::Status {
-        if let Some(meter) = self.meter.take() {
-            meter.record_unpicked(self.backend_service.take());
-            meter.finish(status::code(status.code() as i32));
+    /// Injects the faults that the control plane configured (A33), from this filter on.
+    fn apply_filters(&mut self, snapshot: &ChannelSnapshot, first: usize) -> CallState {
+        let filters = self.selected.as_ref().map_or(&[][..], SelectedRoute::filters);
+        let headers = MetadataView(&self.headers);
+        let fault = filters.iter().enumerate().skip(first).find_map(|(index, instance)| {
+            let XdsHttpFilter::Fault(fault) = &instance.filter else { return None };
+            Some((index, fault.decide(&self.describe(&headers), &self.channel.faults)?))
+        });
+        match fault {
+            Some((index, fault)) if fault.delay.is_some() => CallState::Delay(index, fault),
+            Some((index, fault)) => self.inject_abort(index, &fault),
+            None => self.pick(snapshot),
         }
-        status
     }
 
-    fn has_filters(&self) -> bool {
-        self.selected.as_ref().is_some_and(|selected| !selected.filters().is_empty())
-    }
-
-    /// Waits and fails as the control plane's faults say (A33). Answers with what ends the call early.
-    async fn inject_faults(&mut self) -> Result<Option<http::Response<ResponseBody>>, tonic::Status> {
-        let Some(selected) = &self.selected else { return Ok(None) };
-        for index in 0..selected.filters().len() {
-            let Some(selected) = &self.selected else { break };
-            let Some(XdsHttpFilter::Fault(fault)) =
-                selected.filters().get(index).map(|instance| &instance.filter)
-            else {
-                continue;
-            };
-            let injected = {
-                let headers = self.headers();
-                fault.decide(&self.describe(&headers), &self.channel.faults)
-            };
-            let Some(injected) = injected else { continue };
-            self.header_is_current &= injected.delay.is_none();
-            if let Some(delay) = injected.delay
-                && self.deadline.race(sleep(delay)).await.is_none()
-            {
-                return Err(deadline_exceeded("delayed by fault injection"));
-            }
-            match &injected.abort {
-                Some(status) if status.code() == Code::Ok => return Ok(Some(empty_response())),
-                Some(status) => return Err(status::to_tonic(status)),
-                None => {}
-            }
+    /// Ends the call if the fault aborts it, else continues with the next filter.
+    fn inject_abort(&mut self, index: usize, fault: &InjectedFault) -> CallState {
+        match &fault.abort {
+            Some(status) if status.code() == Code::Ok => CallState::Finish(Ok(empty_response())),
+            Some(status) => self.fail(status::to_tonic(status)),
+            None => CallState::ApplyFilters(index + 1),
         }
-        Ok(None)
     }
 
-    /// Sends the request, unless it has to wait for its turn.
-    fn acquire_stream(&mut self, mut picked: PickedConnection) {
-        if picked.permit.try_acquire() { self.send(picked) } else { self.state = CallState::Queue(picked) }
-    }
-
-    /// Waits while the peer takes no more calls at once.
-    async fn wait_for_stream(&mut self, mut picked: PickedConnection) -> Result<(), tonic::Status> {
-        // It has less time left by then than its headers say.
-        self.header_is_current = false;
-        match self.deadline.race(picked.permit.acquire()).await {
-            Some(true) => {
-                self.send(picked);
-                Ok(())
+    /// Picks a connection for an attempt.
+    fn pick(&mut self, snapshot: &ChannelSnapshot) -> CallState {
+        if self.meter.is_none() {
+            self.meter = self.observer.start_attempt();
+        }
+        let ChannelState::Active { picker, .. } = &snapshot.state else {
+            return self.await_config(snapshot, true);
+        };
+        let serial = snapshot.serial;
+        let wait = |reason| CallState::AwaitSnapshot(SnapshotWait { serial, is_routed: true, reason });
+        if self.stale_serial == Some(serial) {
+            return wait("the connection that was chosen is gone");
+        }
+        let headers = MetadataView(&self.headers);
+        let call = self.describe(&headers);
+        // The picker may be the application's own. If it panics, only this call fails.
+        let Ok(pick) = catch_unwind(AssertUnwindSafe(|| picker.pick(&call))) else {
+            return self.fail(tonic::Status::internal("the load balancing policy panicked while it picked"));
+        };
+        match pick {
+            PickResult::Complete(id, trackers) => {
+                let Some(connection) = snapshot.connections.get(id) else {
+                    trackers.finish(&CallOutcome::Unsent);
+                    return wait("the connection that was chosen is gone");
+                };
+                let mut permit = connection.permit();
+                let is_acquired = permit.try_acquire();
+                let picked = PickedConnection { permit, trackers, serial };
+                if is_acquired { self.send(picked) } else { CallState::AwaitStream(picked) }
             }
-            Some(false) => {
-                picked.trackers.finish(&CallOutcome::Unsent);
-                self.stale_serial = Some(picked.serial);
-                self.state = CallState::Picking;
-                Ok(())
+            PickResult::Queue { connect } => {
+                if let Some(id) = connect {
+                    let _ = self.channel.commands.send(ChannelCommand::Connect(id));
+                }
+                wait("no endpoint is connected")
             }
-            None => {
-                let PickedConnection { permit, trackers, .. } = picked;
-                let why =
-                    format!("endpoint {} takes no more calls at once", permit.transport_state().address());
-                AttemptObserver::new(trackers, permit, self.meter.take())
-                    .finish(Code::DeadlineExceeded, None);
-                Err(deadline_exceeded(&why))
+            PickResult::Fail(status) | PickResult::Drop(status) => {
+                let backend_service = call.backend_service();
+                self.fail_pick(status::to_tonic(&status), backend_service)
             }
         }
     }
 
-    /// Sends the request where the pick says. A request that never left because its connection is gone needs another pick.
-    fn send(&mut self, PickedConnection { permit, trackers, serial }: PickedConnection) {
+    /// Sends the request headers on the picked connection. The body follows while the call is polled.
+    fn send(&mut self, PickedConnection { permit, trackers, serial }: PickedConnection) -> CallState {
         let body = self.body.take().unwrap_or_else(|| RequestBuffer::new(Body::empty()));
         match self.send_headers(&permit, &trackers, body.is_empty()) {
             Ok(sent) => {
@@ -366,170 +337,22 @@ impl ClientCall {
                     meter.record_picked(|| trackers.backend_labels());
                 }
                 let observer = AttemptObserver::new(trackers, permit, meter);
-                self.state = CallState::Sent(
-                    Attempt::new(sent, body, observer).capture_peer(self.captures_peer.is_some()),
-                );
+                CallState::Receive(Attempt::new(sent, body, observer, self.captures_peer.is_some()))
             }
-            Err(error) => {
+            Err(error @ (Error::InvalidHeader(_) | Error::HeaderListTooLarge { .. })) => {
                 trackers.finish(&CallOutcome::Unsent);
-                // The request is to blame; or else the connection is gone.
-                if matches!(error, Error::InvalidHeader(_) | Error::HeaderListTooLarge { .. }) {
-                    let status = tonic::Status::internal(format!("the request cannot be sent: {error}"));
-                    self.state = CallState::Failed(self.record_unpicked(status));
-                    return;
-                }
+                self.fail(tonic::Status::internal(format!("the request cannot be sent: {error}")))
+            }
+            // The connection is closed and the request was never sent, so it needs another pick.
+            Err(_) => {
+                trackers.finish(&CallOutcome::Unsent);
                 self.stale_serial = Some(serial);
-                self.restart(body);
+                self.pick_again(body)
             }
         }
     }
 
-    /// Makes the call what it was before an attempt.
-    fn restart(&mut self, body: RequestBuffer) {
-        self.state = CallState::Picking;
-        self.body = Some(body);
-        self.header_is_current = false;
-    }
-
-    /// Whether the call is tried again after a failure, and when (A6): at once if the peer did nothing with it, for the first
-    /// time; else as the retry policy says. `Err` is what the caller gets.
-    async fn wait_for_retry(&mut self, attempt_outcome: AttemptOutcome) -> Result<RequestBuffer, CallResult> {
-        let AttemptOutcome { code, outcome, is_unprocessed, buffer } = attempt_outcome;
-        let is_first_refusal = is_unprocessed && !mem::replace(&mut self.refused, is_unprocessed);
-        let Some(body) = buffer else {
-            self.observer.commit(code);
-            return Err(outcome);
-        };
-        if is_first_refusal {
-            self.observer.record_transparent_retry();
-            return Ok(body);
-        }
-        let pushback =
-            outcome.as_ref().ok().and_then(|response| retry::RetryPushback::read(response.headers()));
-        let Some(delay) = self.observer.next_retry_delay(code, pushback, self.channel.entropy.unit()) else {
-            return Err(outcome);
-        };
-        match self.deadline.race(sleep(delay)).await {
-            Some(()) => Ok(body),
-            None => Err(Err(deadline_exceeded("waiting to try again"))),
-        }
-    }
-
-    /// Looks until there is something to go by.
-    async fn wait_for<T>(
-        &mut self,
-        select: impl Fn(&ClientCall, &ChannelSnapshot) -> SelectionResult<T>,
-    ) -> Result<T, tonic::Status> {
-        let mut changes = None;
-        loop {
-            let result = select(self, &self.channel.published.load());
-            let why = match result {
-                SelectionResult::Found(found) => return Ok(found),
-                SelectionResult::Fail(status) => return Err(status::to_tonic(&status)),
-                SelectionResult::Wait(why) => why,
-            };
-            let Some(changes) = &mut changes else {
-                // What is published between this look and the next is seen by the next.
-                changes = Some(self.channel.published.subscribe());
-                continue;
-            };
-            // Time passes: less is left than the application said.
-            self.header_is_current = false;
-            match self.deadline.race(changes.changed()).await {
-                Some(Ok(())) => {}
-                Some(Err(_)) => return Err(closed_status(&self.channel.target)),
-                None => return Err(deadline_exceeded(why)),
-            }
-        }
-    }
-
-    fn select_route(&self, snapshot: &ChannelSnapshot) -> SelectionResult<Option<SelectedRoute>> {
-        match &snapshot.state {
-            ChannelState::Active { selector: None, .. } => SelectionResult::Found(None),
-            ChannelState::Active { selector: Some(selector), .. } => {
-                let headers = self.headers();
-                match selector.select(&self.describe(&headers)) {
-                    Ok(selected) => SelectionResult::Found(Some(selected)),
-                    Err(status) => SelectionResult::Fail(status.for_call()),
-                }
-            }
-            state => self.inactive_result(state),
-        }
-    }
-
-    fn pick_connection(&self, snapshot: &ChannelSnapshot) -> SelectionResult<PickedConnection> {
-        let ChannelState::Active { picker, .. } = &snapshot.state else {
-            return self.inactive_result(&snapshot.state);
-        };
-        if self.stale_serial == Some(snapshot.serial) {
-            return SelectionResult::Wait("the connection that was chosen is gone");
-        }
-        let headers = self.headers();
-        let call = self.describe(&headers);
-        // A picker may be the application's own. If it panics, this call fails and the channel lives.
-        let Ok(pick) = catch_unwind(AssertUnwindSafe(|| picker.pick(&call))) else {
-            return SelectionResult::Fail(Status::new(
-                Code::Internal,
-                "the load balancing policy panicked while it picked",
-            ));
-        };
-        match pick {
-            PickResult::Complete(id, trackers) => {
-                let Some(connection) = snapshot.connections.get(id) else {
-                    trackers.finish(&CallOutcome::Unsent);
-                    return SelectionResult::Wait("the connection that was chosen is gone");
-                };
-                SelectionResult::Found(PickedConnection {
-                    permit: connection.permit(),
-                    trackers,
-                    serial: snapshot.serial,
-                })
-            }
-            PickResult::Queue { connect } => {
-                if let Some(id) = connect {
-                    let _ = self.channel.commands.send(ChannelCommand::Connect(id));
-                }
-                SelectionResult::Wait("no endpoint is connected")
-            }
-            PickResult::Fail(status) | PickResult::Drop(status) => {
-                self.backend_service.set(call.backend_service());
-                SelectionResult::Fail(status)
-            }
-        }
-    }
-
-    /// What a call does that finds no config.
-    fn inactive_result<T>(&self, state: &ChannelState) -> SelectionResult<T> {
-        match state {
-            ChannelState::Idle => {
-                let _ = self.channel.commands.send(ChannelCommand::Wake);
-                SelectionResult::Wait("the channel has no config yet")
-            }
-            ChannelState::Failed(status) if !self.wait_for_ready => SelectionResult::Fail(status.clone()),
-            ChannelState::Failed(_) => SelectionResult::Wait("the channel has no config"),
-            ChannelState::Closed => {
-                SelectionResult::Fail(Status::unavailable(closed_message(&self.channel.target)))
-            }
-            ChannelState::Resolving | ChannelState::Active { .. } => {
-                SelectionResult::Wait("the channel has no config yet")
-            }
-        }
-    }
-
-    fn headers(&self) -> MetadataView<'_> {
-        MetadataView(&self.headers)
-    }
-
-    /// The call as routes and pickers see it.
-    fn describe<'a>(&'a self, headers: &'a MetadataView<'a>) -> PickArgs<'a> {
-        let mut call = PickArgs::new(self.path.path(), self.channel.entropy.next()).with_headers(headers);
-        if let Some(selected) = &self.selected {
-            call = call.with_cluster(selected.cluster().child()).with_hash(selected.hash());
-        }
-        if self.wait_for_ready { call.wait_for_ready() } else { call }
-    }
-
-    /// Sends the head of an attempt's request.
+    /// Sends the request headers of an attempt.
     fn send_headers(
         &mut self,
         permit: &StreamPermit,
@@ -545,12 +368,12 @@ impl ClientCall {
             self.headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
         let rewrite = self.selected.as_ref().is_some_and(SelectedRoute::auto_host_rewrite);
-        let place = if rewrite { trackers.backend_labels() } else { None };
-        let hostname = place.and_then(|place| place.hostname.as_deref());
+        let labels = if rewrite { trackers.backend_labels() } else { None };
+        let hostname = labels.and_then(|labels| labels.hostname.as_deref());
         let hostname = hostname.filter(|name| Authority::try_from(*name).is_ok());
-        let head = &self.channel.default_headers;
+        let defaults = &self.channel.default_headers;
         let mut pick_headers = trackers.headers().peekable();
-        let extra_headers = head.extra_headers(&self.headers);
+        let extra_headers = defaults.extra_headers(&self.headers);
         let extra_headers = if pick_headers.peek().is_none() {
             Cow::Borrowed(extra_headers)
         } else {
@@ -559,27 +382,190 @@ impl ClientCall {
         permit.connection().sender().send(&RequestHeaders {
             method: &self.method,
             is_https: permit.transport_state().is_https(),
-            authority: hostname.unwrap_or(head.authority.as_str()),
+            authority: hostname.unwrap_or(defaults.authority.as_str()),
             path: self.path.as_str(),
             extra_headers: &extra_headers,
             headers: &self.headers,
             end_stream,
         })
     }
+
+    /// Decides if the call is retried after a failed attempt, and when (A6). The first attempt that the peer did not
+    /// process is retried at once. Any other retry follows the retry policy.
+    fn retry(&mut self, attempt_outcome: AttemptOutcome) -> CallState {
+        let AttemptOutcome { code, outcome, is_unprocessed, buffer } = attempt_outcome;
+        let is_first_refusal = is_unprocessed && !mem::replace(&mut self.refused, is_unprocessed);
+        let Some(body) = buffer else {
+            self.observer.commit(code);
+            return CallState::Finish(outcome);
+        };
+        if is_first_refusal {
+            self.observer.record_transparent_retry();
+            return self.pick_again(body);
+        }
+        let pushback =
+            outcome.as_ref().ok().and_then(|response| retry::RetryPushback::read(response.headers()));
+        let Some(delay) = self.observer.next_retry_delay(code, pushback, self.channel.entropy.unit()) else {
+            return CallState::Finish(outcome);
+        };
+        self.body = Some(body);
+        CallState::Backoff(delay)
+    }
+
+    /// Returns to the pick with a request body that can be sent again.
+    fn pick_again(&mut self, body: RequestBuffer) -> CallState {
+        self.body = Some(body);
+        self.header_is_current = false;
+        CallState::Pick
+    }
+
+    /// Ends the call with a status before an attempt was sent.
+    fn fail(&mut self, status: tonic::Status) -> CallState {
+        self.fail_pick(status, None)
+    }
+
+    /// Ends the call with the status of a pick in this cluster (A89).
+    fn fail_pick(&mut self, status: tonic::Status, backend_service: Option<Arc<str>>) -> CallState {
+        if let Some(meter) = self.meter.take() {
+            meter.record_unpicked(backend_service);
+            meter.finish(status::code(status.code() as i32));
+        }
+        CallState::Finish(Err(status))
+    }
+
+    /// Reports the end of the call. Ready when the caller may have the result.
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let CallState::Finish(result) = &self.state {
+            // Only the first report counts, so this may be polled again.
+            self.observer.finish(match result {
+                Ok(response) => status::code_of(response.headers()).unwrap_or(Code::Unknown),
+                Err(status) => status::code(status.code() as i32),
+            });
+        }
+        // A call may end on its first poll: no endpoint, a drop, circuit breaking, an invalid request, a closed channel. A
+        // caller that retries at once would never yield, and neither the driver nor a timer would run on its thread.
+        pin!(coop::consume_budget()).poll(cx)
+    }
+
+    /// Runs the states that wait, and the steps between them.
+    async fn wait(mut self) -> ClientCall {
+        loop {
+            self.state = match mem::replace(&mut self.state, CallState::Pick) {
+                CallState::AwaitSnapshot(wait) => self.await_snapshot(wait).await,
+                CallState::Delay(index, fault) => self.delay(index, fault).await,
+                CallState::AwaitStream(picked) => self.await_stream(picked).await,
+                CallState::RecoverBody(failure) => self.retry(failure.recover_body().await),
+                CallState::Backoff(delay) => self.back_off(delay).await,
+                state => {
+                    self.state = state;
+                    return self;
+                }
+            };
+            self.advance();
+        }
+    }
+
+    /// Waits for config or connections, until the call has left [`CallState::AwaitSnapshot`].
+    async fn await_snapshot(&mut self, mut wait: SnapshotWait) -> CallState {
+        // One subscription for all snapshots of this wait: the driver counts it as a waiting call.
+        let mut changes = self.channel.published.subscribe();
+        loop {
+            // A snapshot that was published before the subscription does not notify it.
+            if self.channel.published.load().serial == wait.serial {
+                self.header_is_current = false;
+                match self.deadline.race(changes.changed()).await {
+                    Some(Ok(())) => {}
+                    Some(Err(_)) => return self.fail(closed_status(&self.channel.target)),
+                    None => return self.fail(deadline_exceeded(wait.reason)),
+                }
+            }
+            self.state = if wait.is_routed { CallState::Pick } else { CallState::Route };
+            self.advance();
+            match mem::replace(&mut self.state, CallState::Pick) {
+                CallState::AwaitSnapshot(next) => wait = next,
+                state => return state,
+            }
+        }
+    }
+
+    /// Delays the call by a fault (A33).
+    async fn delay(&mut self, index: usize, fault: InjectedFault) -> CallState {
+        self.header_is_current = false;
+        match self.deadline.race(sleep(fault.delay.unwrap_or_default())).await {
+            Some(()) => self.inject_abort(index, &fault),
+            None => self.fail(deadline_exceeded("delayed by fault injection")),
+        }
+    }
+
+    /// Waits until the peer allows another concurrent stream, and sends the request.
+    async fn await_stream(&mut self, mut picked: PickedConnection) -> CallState {
+        self.header_is_current = false;
+        match self.deadline.race(picked.permit.acquire()).await {
+            Some(true) => self.send(picked),
+            Some(false) => {
+                picked.trackers.finish(&CallOutcome::Unsent);
+                self.stale_serial = Some(picked.serial);
+                CallState::Pick
+            }
+            None => {
+                let PickedConnection { permit, trackers, .. } = picked;
+                let reason =
+                    format!("endpoint {} takes no more calls at once", permit.transport_state().address());
+                AttemptObserver::new(trackers, permit, self.meter.take())
+                    .finish(Code::DeadlineExceeded, None);
+                self.fail(deadline_exceeded(&reason))
+            }
+        }
+    }
+
+    /// Waits before the next attempt.
+    async fn back_off(&mut self, delay: Duration) -> CallState {
+        self.header_is_current = false;
+        match self.deadline.race(sleep(delay)).await {
+            Some(()) => CallState::Pick,
+            None => self.fail(deadline_exceeded("waiting to try again")),
+        }
+    }
+
+    /// Waits for a config, or fails the call if none is to be expected.
+    fn await_config(&mut self, snapshot: &ChannelSnapshot, is_routed: bool) -> CallState {
+        let reason = match &snapshot.state {
+            ChannelState::Idle => {
+                let _ = self.channel.commands.send(ChannelCommand::Wake);
+                "the channel has no config yet"
+            }
+            ChannelState::Failed(status) if !self.wait_for_ready => {
+                return self.fail(status::to_tonic(status));
+            }
+            ChannelState::Failed(_) => "the channel has no config",
+            ChannelState::Closed => return self.fail(closed_status(&self.channel.target)),
+            ChannelState::Resolving | ChannelState::Active { .. } => "the channel has no config yet",
+        };
+        CallState::AwaitSnapshot(SnapshotWait { serial: snapshot.serial, is_routed, reason })
+    }
+
+    /// Returns the properties of the call that routes and pickers use.
+    fn describe<'a>(&'a self, headers: &'a MetadataView<'a>) -> PickArgs<'a> {
+        let mut call = PickArgs::new(self.path.path(), self.channel.entropy.next()).with_headers(headers);
+        if let Some(selected) = &self.selected {
+            call = call.with_cluster(selected.cluster().child()).with_hash(selected.hash());
+        }
+        if self.wait_for_ready { call.wait_for_ready() } else { call }
+    }
 }
 
-/// What a pick has to say, behind what every request says.
+/// Appends the headers of a pick to the channel's own.
 fn with_pick_headers<'a>(
     extra_headers: &[(HeaderName, HeaderValue)],
     pick_headers: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> Cow<'static, [(HeaderName, HeaderValue)]> {
-    // What a pick's headers may be is narrower than what HTTP takes.
+    // The core accepts only headers that are valid in HTTP, so none is skipped.
     let pick_headers =
         pick_headers.filter_map(|(name, value)| Some((name.try_into().ok()?, value.try_into().ok()?)));
     Cow::Owned(extra_headers.iter().cloned().chain(pick_headers).collect())
 }
 
-/// Request headers, as routes and policies look at them.
+/// Request headers as routes and policies read them: repeated values are joined with commas.
 struct MetadataView<'a>(&'a HeaderMap);
 
 impl RequestMetadata for MetadataView<'_> {
@@ -590,7 +576,7 @@ impl RequestMetadata for MetadataView<'_> {
     }
 }
 
-/// The answer of a call that fault injection ends well.
+/// Returns the response of a call that fault injection ends with OK.
 fn empty_response() -> http::Response<ResponseBody> {
     let mut response = http::Response::new(ResponseBody::empty());
     response.headers_mut().insert("grpc-status", HeaderValue::from_static("0"));

@@ -196,11 +196,7 @@ impl DefaultHeaders {
 }
 
 pub(crate) fn closed_status(target: &str) -> tonic::Status {
-    tonic::Status::unavailable(closed_message(target))
-}
-
-pub(crate) fn closed_message(target: &str) -> String {
-    format!("the channel to {target:?} is closed")
+    tonic::Status::unavailable(format!("the channel to {target:?} is closed"))
 }
 
 impl fmt::Debug for Channel {

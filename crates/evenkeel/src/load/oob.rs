@@ -175,7 +175,7 @@ impl tower_service::Service<http::Request<Body>> for ConnectionService {
             });
             let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;
             let observer = AttemptObserver::unobserved(permit);
-            let mut attempt = Attempt::new(sent, RequestBuffer::new(body), observer);
+            let mut attempt = Attempt::new(sent, RequestBuffer::new(body), observer, false);
             let mut deadline = CallDeadline::default();
             let head = poll_fn(|cx| attempt.poll_head(cx, &mut deadline)).await;
             match attempt.handle_head(head, &mut deadline, &mut CallObserver::unobserved()) {
