@@ -14,35 +14,35 @@ use crate::call::status;
 use crate::channel::PeerAddress;
 use crate::transport::http2::{Error, HttpRecvStream, HttpSendStream, ResponseHeaders};
 
-/// An attempt on its way: sent, or being sent, and not answered yet.
+/// Attempt in progress: its request headers are sent, and its response headers are not received.
 pub(crate) struct Attempt {
-    /// Given to the answer's body.
+    /// Receiving half of the stream. The response body takes it.
     response: Option<HttpRecvStream>,
-    /// The request body, while it is here.
+    /// Sender of the request body, `None` once a task owns it.
     sender: Option<RequestSender>,
     progress: SendProgress,
-    /// `None` once there is an answer.
+    /// `None` once the response headers are received.
     observer: Option<AttemptObserver>,
     captures_peer: bool,
 }
 
-/// How far the request body is.
+/// Progress of the request body.
 enum SendProgress {
-    /// It is sent by whoever waits for the answer.
+    /// Polled together with the response.
     Inline,
-    /// It takes its time, in a task of its own.
+    /// Sent by a task, because it had to wait.
     Spawned(RequestSendTask),
-    /// All of it was sent, or the peer wants no more.
+    /// Sent as a whole, or the peer reads no more of it.
     Done,
-    /// It failed.
+    /// The application's body returned this error.
     Failed(tonic::Status),
 }
 
-/// The head of an answer; `None` if there is none because the request body failed or the deadline passed.
+/// Response headers; `None` if the request body failed or the deadline passed first.
 type HeadResult = Option<Result<ResponseHeaders, Error>>;
 
 impl Attempt {
-    /// An attempt whose head is sent.
+    /// Creates an attempt whose request headers are sent.
     pub(crate) fn new(
         (stream, response): (HttpSendStream, HttpRecvStream),
         buffer: RequestBuffer,
@@ -59,7 +59,7 @@ impl Attempt {
         }
     }
 
-    /// Sends, and waits for the head of the answer.
+    /// Sends the request body and polls for the response headers.
     pub(crate) fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
@@ -84,7 +84,7 @@ impl Attempt {
         }
     }
 
-    /// Makes an answer of the head, or a failure.
+    /// Returns the response of these headers, or the failed attempt.
     pub(crate) fn handle_head(
         &mut self,
         head: HeadResult,
@@ -100,7 +100,7 @@ impl Attempt {
             Some(Ok(head)) => self.handle_response(head, observer, deadline, call_observer),
             Some(Err(error)) => {
                 let mut status = observer.error_status(&error);
-                // A peer that keeps the same deadline may notice first, and cancels the call.
+                // The peer has the same deadline. If it expires there first, the peer cancels the call.
                 if status.code() == tonic::Code::Cancelled && deadline.is_expired() {
                     status = observer.no_response_status();
                 }
@@ -112,7 +112,7 @@ impl Attempt {
         }
     }
 
-    /// The answer, if its head is not the end of it.
+    /// Returns the response, or a failed attempt if the headers contain an error.
     fn handle_response(
         &mut self,
         head: ResponseHeaders,
@@ -138,8 +138,8 @@ impl Attempt {
         if code == Some(Code::Cancelled) && deadline.is_expired() {
             return Err(self.fail_attempt(Err(observer.no_response_status()), Some(observer)));
         }
-        // A failure in the head is the whole answer, also if the stream has not ended: a server that answers before it has
-        // the whole request resets it behind its answer.
+        // An error in the headers is the whole response, even if the stream has not ended: a server that responds before
+        // it received the whole request resets the stream afterwards.
         if let Some(code) = code.filter(|code| *code != Code::Ok || end_stream) {
             if code != Code::Ok {
                 return Err(self.fail_attempt(Ok((code, parts)), Some(observer)));
@@ -181,23 +181,23 @@ impl Attempt {
     }
 }
 
-/// An attempt that failed before there was anything of an answer but a status.
+/// Attempt that failed before a response other than a status was received.
 pub(crate) struct FailedAttempt {
     sender: Option<RequestSender>,
     progress: SendProgress,
     observer: Option<AttemptObserver>,
-    /// The peer's answer, or what went wrong.
+    /// Trailers-only response of the peer, or the local error.
     why: Result<(Code, http::response::Parts), tonic::Status>,
     is_unprocessed: bool,
 }
 
 impl FailedAttempt {
-    /// Gets the body back, so that it can be sent again. If the body itself failed, that is what the call failed with.
+    /// Recovers the request body, so that it can be sent again. If the body itself failed, its error is the outcome.
     pub(crate) async fn recover_body(self: Box<FailedAttempt>) -> AttemptOutcome {
         let FailedAttempt { sender, progress, observer, why, is_unprocessed } = *self;
         let back = match progress {
             SendProgress::Inline | SendProgress::Done => Ok(sender.map(|sender| sender.buffer)),
-            // It ends when it is told to, whatever becomes of the stream.
+            // The task ends when it is stopped, in any state of the stream.
             SendProgress::Spawned(task) => task.stop().await,
             SendProgress::Failed(status) => Err(status),
         };
@@ -225,12 +225,12 @@ impl FailedAttempt {
     }
 }
 
-/// An attempt that failed.
+/// Outcome of a failed attempt.
 pub(crate) struct AttemptOutcome {
     pub(crate) code: Code,
     pub(crate) outcome: Result<http::Response<ResponseBody>, tonic::Status>,
-    /// Whether the peer promised that it did nothing with it.
+    /// True if the peer provably did not process the request (RFC 9113, 8.7).
     pub(crate) is_unprocessed: bool,
-    /// The body, if it can be sent again.
+    /// Request body, if it can be sent again.
     pub(crate) buffer: Option<RequestBuffer>,
 }

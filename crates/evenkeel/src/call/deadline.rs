@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Until when a call may take.
+/// Deadline of a call, with its timer once it is polled.
 #[derive(Debug, Default)]
 pub(crate) struct CallDeadline(Option<Pin<Box<Sleep>>>);
 
@@ -16,12 +16,12 @@ impl CallDeadline {
         CallDeadline(at.map(|at| Box::pin(sleep_until(at))))
     }
 
-    /// How much time is left; `None` is without end.
+    /// Returns the remaining time; `None` without a deadline.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         self.0.as_ref().map(|sleep| sleep.deadline().saturating_duration_since(Instant::now()))
     }
 
-    /// Moves the deadline up, never back; answers whether it moved.
+    /// Moves the deadline to an earlier time. Returns true if it changed.
     pub(crate) fn tighten(&mut self, at: Instant) -> bool {
         match &mut self.0 {
             Some(sleep) if sleep.deadline() <= at => return false,
@@ -35,7 +35,7 @@ impl CallDeadline {
         self.remaining().is_some_and(|left| left.is_zero())
     }
 
-    /// Ready when it has passed.
+    /// Ready when the deadline has passed.
     pub(crate) fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.0 {
             Some(sleep) => sleep.as_mut().poll(cx),
@@ -43,7 +43,7 @@ impl CallDeadline {
         }
     }
 
-    /// What `work` comes to, or `None` if the deadline passes before.
+    /// Returns the output of `work`, or `None` if the deadline passes first.
     pub(crate) async fn race<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = std::pin::pin!(work);
         poll_fn(|cx| match work.as_mut().poll(cx) {
@@ -54,7 +54,7 @@ impl CallDeadline {
     }
 }
 
-/// What a call says whose time is over.
+/// Returns the status of a call whose deadline passed.
 pub(crate) fn deadline_exceeded(waiting_for: &str) -> tonic::Status {
     tonic::Status::deadline_exceeded(format!("the deadline passed: {waiting_for}"))
 }

@@ -9,17 +9,17 @@ use tokio::sync::Notify;
 
 use crate::telemetry::traffic::{CallTimer, ChannelStats};
 
-/// The calls of a channel.
+/// Counter of the calls of a channel.
 #[derive(Debug, Default)]
 pub(crate) struct InFlightCalls {
-    /// In the low half those under way, in the high half how many there ever were; it may wrap.
+    /// Low half: calls in flight. High half: calls ever started, which may wrap.
     counts: AtomicU64,
     closing: AtomicBool,
     all_finished: Notify,
     channel_stats: ChannelStats,
 }
 
-/// A call that counts as under way until this is dropped.
+/// Guard that counts a call as in flight until it is dropped.
 #[derive(Debug)]
 pub(crate) struct InFlightGuard {
     calls: Arc<InFlightCalls>,
@@ -32,27 +32,27 @@ impl InFlightCalls {
         InFlightGuard { calls: self.clone(), timer: self.channel_stats.start() }
     }
 
-    /// Counts them for those who look inside.
+    /// Returns the call statistics of the channel.
     pub(crate) fn channel_stats(&self) -> &ChannelStats {
         &self.channel_stats
     }
 
-    /// How many are under way.
+    /// Returns the number of calls in flight.
     pub(crate) fn in_flight(&self) -> u32 {
         self.counts.load(Ordering::Acquire) as u32
     }
 
-    /// A number that is another one after a call began.
+    /// Returns a number that changes whenever a call starts.
     pub(crate) fn started(&self) -> u32 {
         (self.counts.load(Ordering::Relaxed) >> 32) as u32
     }
 
-    /// Waits until no call is under way.
+    /// Waits until no call is in flight.
     pub(crate) async fn wait_finished(&self) {
         self.closing.store(true, Ordering::SeqCst);
         loop {
             let mut all_finished = std::pin::pin!(self.all_finished.notified());
-            // From here on the last call's end is not missed.
+            // Registered first, so that the end of the last call is not missed.
             all_finished.as_mut().enable();
             if self.counts.load(Ordering::SeqCst) as u32 == 0 {
                 return;

@@ -1,8 +1,8 @@
-//! One call: what it keeps over its attempts, how an attempt is sent, and how its answer is watched to the end.
+//! Calls: the state machine of a call, its attempts, and its request and response.
 //!
-//! A request body is read once and sent as it comes; what was sent is kept until the call is committed, so that an attempt
-//! which the peer did not process, or which a policy repeats, can be sent again (A6). The common request, one message that is
-//! there at once, is sent without a task of its own and without waiting for the peer.
+//! `client_call.rs` contains the path of a call and names the other files. A request body is read once and sent as it
+//! arrives. Sent data is buffered until the call is committed, so that an attempt can be retried (A6). The common request,
+//! one message that is available at once, is sent without a task and without waiting for the peer.
 
 pub(crate) mod attempt;
 pub(crate) mod client_call;

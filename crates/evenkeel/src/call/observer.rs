@@ -19,7 +19,7 @@ use crate::transport::connection::{StreamPermit, describe_error};
 use crate::transport::http2::Error;
 use crate::{clock, load};
 
-/// What a call does at its end, and whether there is one yet: it counts as under way, and its attempts count for retries.
+/// Observer of a call: counts it as in flight, counts its attempts for retries, and reports its end.
 #[derive(Debug)]
 pub(crate) struct CallObserver {
     in_flight: Option<InFlightGuard>,
@@ -43,17 +43,17 @@ impl CallObserver {
         }
     }
 
-    /// Of a stream that is the channel's own and not a call.
+    /// Creates the observer of a stream of the channel itself, which is not a call.
     pub(crate) fn unobserved() -> CallObserver {
         CallObserver { in_flight: None, retries: RetryState::default(), throttle: None, meter: None }
     }
 
-    /// The policy by which the call is tried again.
+    /// Replaces the retry policy, before the first attempt.
     pub(crate) fn replace_retry_policy(&mut self, policy: RetryPolicy) {
         self.retries = RetryState::new(policy);
     }
 
-    /// An attempt failed that could be repeated: how long to wait before the next one, if there is one.
+    /// Records a failed attempt that can be retried. Returns the backoff before the next attempt, if there is one.
     pub(crate) fn next_retry_delay(
         &mut self,
         code: Code,
@@ -67,19 +67,19 @@ impl CallObserver {
         Some(delay)
     }
 
-    /// An attempt is repeated that the peer did not process.
+    /// Records a transparent retry: the peer did not process the attempt.
     pub(crate) fn record_transparent_retry(&mut self) {
         if let Some(meter) = &mut self.meter {
             meter.transparently_retried();
         }
     }
 
-    /// Another attempt begins.
+    /// Records the start of an attempt.
     pub(crate) fn start_attempt(&self) -> Option<AttemptMeter> {
         self.meter.as_ref().map(CallMeter::start_attempt)
     }
 
-    /// The call is over.
+    /// Records the end of the call. Only the first one counts.
     pub(crate) fn finish(&mut self, code: Code) {
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.finish(Some(code));
@@ -89,17 +89,17 @@ impl CallObserver {
         }
     }
 
-    /// An attempt ended that is not repeated in any case.
+    /// Records the end of an attempt that cannot be retried.
     pub(crate) fn commit(&mut self, code: Code) {
         self.retries.next(code, None, true, self.throttle.as_deref(), 0.0);
     }
 
-    /// What the next attempt says about those before it.
+    /// Returns the value of `grpc-previous-rpc-attempts` for the next attempt.
     pub(crate) fn previous_attempts(&self) -> Option<HeaderValue> {
         self.retries.previous_attempts()
     }
 
-    /// Hands the duty on to the answer's body.
+    /// Moves the observer to the response body.
     pub(super) fn take(&mut self) -> CallObserver {
         CallObserver {
             in_flight: self.in_flight.take(),
@@ -110,9 +110,9 @@ impl CallObserver {
     }
 }
 
-/// Tells those who track an attempt how it ended, once, also if it is dropped.
+/// Observer of an attempt. Trackers, statistics and metrics get its outcome once, also if it is dropped.
 pub(crate) struct AttemptObserver {
-    /// `None` once they are told.
+    /// `None` once the outcome is reported.
     trackers: Option<CallTrackers>,
     pub(super) permit: StreamPermit,
     pub(super) meter: Option<AttemptMeter>,
@@ -129,7 +129,7 @@ impl AttemptObserver {
         AttemptObserver { trackers: Some(trackers), permit, meter, timer }
     }
 
-    /// Of a stream that is the channel's own and not a call.
+    /// Creates the observer of a stream of the channel itself, which is not a call.
     pub(crate) fn unobserved(permit: StreamPermit) -> AttemptObserver {
         AttemptObserver { trackers: None, permit, meter: None, timer: CallTimer::default() }
     }
@@ -157,12 +157,12 @@ impl AttemptObserver {
         });
     }
 
-    /// What a call says whose time is over before it had an answer.
+    /// Returns the status of a call whose deadline passed before the response headers arrived.
     pub(super) fn no_response_status(&self) -> tonic::Status {
         deadline_exceeded(&format!("endpoint {} has not answered", self.permit.transport_state().address()))
     }
 
-    /// What a stream that was cut short means, with the reason of the connection's end where there is one.
+    /// Returns the status of a broken stream. It contains the reason why the connection was closed, if there is one.
     pub(super) fn error_status(&self, error: &Error) -> tonic::Status {
         let code = status::code_of_error(error);
         let why = match self.permit.transport_state().disconnected() {
@@ -184,7 +184,7 @@ impl Drop for AttemptObserver {
     }
 }
 
-/// Tells trackers. One may be the application's own; if it panics, that is not the caller's trouble.
+/// Calls trackers. A tracker may be the application's own, and its panic must not reach the caller of the RPC.
 fn catch_panic(callback: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(callback)).is_err() {
         tracing::error!("a load balancing policy panicked while it was told how a call ended");

@@ -13,18 +13,18 @@ use tonic::body::Body;
 use crate::telemetry::metrics::AttemptMeter;
 use crate::transport::http2::{HttpSendStream, Reason};
 
-/// What is kept of a request body for another attempt; a call that sent more is not repeated (gRPC's default).
+/// Maximum number of buffered bytes per call. A call that sent more is not retried (gRPC's default).
 const MAX_BUFFERED_BYTES: usize = 256 << 10;
 
-/// A request body that can be sent again.
+/// Request body that can be sent again.
 pub(crate) struct RequestBuffer {
     body: Body,
     ended: bool,
-    /// What was read of the body so far; of most calls it is one piece.
+    /// Data read from the body so far, for most calls in one part.
     first: Option<Bytes>,
     more: Vec<Bytes>,
     buffered_bytes: usize,
-    /// Whether nothing was thrown away that another attempt would need.
+    /// True while `first` and `more` contain everything that another attempt needs.
     is_replayable: bool,
 }
 
@@ -34,7 +34,7 @@ impl RequestBuffer {
         RequestBuffer { body, ended, first: None, more: Vec::new(), buffered_bytes: 0, is_replayable: true }
     }
 
-    /// Whether all of it can be sent again.
+    /// Returns true if the whole body can be sent again.
     pub(crate) fn is_replayable(&self) -> bool {
         self.is_replayable
     }
@@ -57,7 +57,7 @@ impl RequestBuffer {
         }
     }
 
-    /// Keeps nothing any more: the call will not be repeated.
+    /// Releases the buffered data. The call will not be retried.
     fn discard(&mut self) {
         self.is_replayable = false;
         self.first = None;
@@ -72,24 +72,24 @@ impl RequestBuffer {
     }
 }
 
-/// A request body on its way.
+/// Sender of a request body on one stream.
 pub(super) struct RequestSender {
     pub(super) buffer: RequestBuffer,
     stream: HttpSendStream,
-    /// How many pieces this attempt has come to: those that were sent before, then those of the body.
+    /// Number of parts that this attempt has taken: first the buffered ones, then those of the body.
     chunks_taken: usize,
-    /// A piece that is not sent yet: it may turn out to be the last one.
+    /// Part that is not sent yet. If it is the last one, it carries END_STREAM.
     pending_chunk: Option<Bytes>,
-    /// Whether this attempt is the last one.
+    /// True if no other attempt follows, so that sent data is not buffered.
     is_committed: bool,
     meter: Option<AttemptMeter>,
 }
 
-/// What became of an upload that is over.
+/// Result of sending a request body.
 pub(super) enum RequestSendResult {
-    /// All was sent, or the peer wants no more.
+    /// Sent as a whole, or the peer reads no more of it.
     Done,
-    /// The application's body failed.
+    /// The application's body returned an error.
     Failed(tonic::Status),
 }
 
@@ -102,8 +102,8 @@ impl RequestSender {
         RequestSender { buffer, stream, chunks_taken: 0, pending_chunk: None, is_committed: false, meter }
     }
 
-    /// Sends what there is. The next piece is asked for only when there is room for it on the wire, except that the first one
-    /// does not wait.
+    /// Sends available data. The body is polled for the next part only when the flow-control window allows it; the first
+    /// part does not wait.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<RequestSendResult> {
         loop {
             if self.pending_chunk.is_some()
@@ -140,7 +140,7 @@ impl RequestSender {
         }
     }
 
-    /// The next piece of data: one that was sent before, or one of the body.
+    /// Returns the next part: a buffered one, or one of the body.
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
         let chunk = ready!(self.poll_next_chunk(cx));
         if let (Some(meter), Some(Ok(chunk))) = (&self.meter, &chunk) {
@@ -162,7 +162,7 @@ impl RequestSender {
         }
         loop {
             match ready!(Pin::new(&mut self.buffer.body).poll_frame(cx)) {
-                // Requests of gRPC have no trailers.
+                // gRPC requests have no trailers.
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         self.buffer.push(&data);
@@ -180,15 +180,15 @@ impl RequestSender {
     }
 }
 
-/// An upload in a task of its own, since the application may read and write at its own pace.
+/// Task that sends a request body, so that the application can read and write independently.
 pub(super) struct RequestSendTask {
     task: AbortHandle,
-    /// For an attempt that failed: how to get the body back. Dropped when the call is committed, by which the task knows to
-    /// keep nothing.
+    /// Stops the task of a failed attempt. Dropped when the call is committed, after which the task buffers no more
+    /// data.
     pub(super) back: Option<BufferReturn>,
 }
 
-/// How to stop an upload, and where its body comes back to.
+/// Request to stop the task, with the sender through which it returns the body.
 pub(super) type BufferReturn = (oneshot::Sender<()>, oneshot::Receiver<Result<RequestBuffer, tonic::Status>>);
 
 impl RequestSendTask {
@@ -200,7 +200,7 @@ impl RequestSendTask {
                 if !sender.is_committed {
                     match Pin::new(&mut stopped).poll(cx) {
                         Poll::Ready(Ok(())) => return Poll::Ready(RequestSendResult::Done),
-                        // Nobody will stop it any more.
+                        // The handle was dropped: the call is committed.
                         Poll::Ready(Err(_)) => sender.is_committed = true,
                         Poll::Pending => {}
                     }
@@ -216,7 +216,7 @@ impl RequestSendTask {
         RequestSendTask { task: task.abort_handle(), back: Some((stop, back)) }
     }
 
-    /// Stops the upload. The body comes back, or what it failed with.
+    /// Stops the task. Returns the body, or its error.
     pub(super) async fn stop(mut self) -> Result<Option<RequestBuffer>, tonic::Status> {
         let Some((stop, back)) = self.back.take() else { return Ok(None) };
         let _ = stop.send(());

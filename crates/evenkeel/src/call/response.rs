@@ -14,13 +14,13 @@ use crate::call::request::RequestSendTask;
 use crate::call::status;
 use crate::transport::http2::HttpRecvStream;
 
-/// The body of an answer. It is watched to its end: those who track the call are told how it ended, also if it is dropped.
+/// Body of a response. The call's observers get the outcome at its end, or when it is dropped.
 ///
-/// The default is an empty one, as interceptors of generated clients want it for the calls that they refuse.
+/// The default is an empty body, which interceptors of generated clients need for calls that they reject.
 #[derive(Default)]
 pub struct ResponseBody(pub(super) Option<ResponseStream>);
 
-/// An answer that is not over.
+/// Response that has not ended.
 pub(super) struct ResponseStream {
     pub(super) stream: HttpRecvStream,
     pub(super) observer: AttemptObserver,
@@ -53,7 +53,7 @@ impl http_body::Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
         let Some(response) = &mut self.0 else { return Poll::Ready(None) };
         let error = match response.stream.poll_data(cx) {
-            // However much there is to read: the caller may be slow.
+            // The deadline applies even while data is available: the caller may read slowly.
             Poll::Ready(Some(Ok(_))) if response.deadline.is_expired() => {
                 let status = response.incomplete_response_status();
                 return Poll::Ready(Some(self.fail(status)));

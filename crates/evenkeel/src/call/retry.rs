@@ -1,8 +1,8 @@
-//! Whether a call that failed is tried again, and when (A6, A44).
+//! Retry policy: decides if and when a failed call is retried (A6, A44).
 //!
-//! Pure decisions: no clock, no randomness of its own, no wire. Whoever makes the attempts tells [`RetryState`] how each one
-//! ended and waits as long as it says. Attempts that the peer provably did not see are repeated elsewhere and are not
-//! told here: they count neither as attempts nor as failures.
+//! Pure decisions, without a clock, randomness or I/O. The call passes the outcome of each attempt to [`RetryState`] and waits
+//! for the returned backoff. Transparent retries are not part of this module: they count neither as attempts nor as
+//! failures.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -11,40 +11,40 @@ use evenkeel_core::Code;
 use evenkeel_xds::routing;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// How many attempts were made before this one; not on the first.
+/// Header with the number of earlier attempts. The first attempt has none.
 pub(crate) static PREVIOUS_ATTEMPTS: HeaderName = HeaderName::from_static("grpc-previous-rpc-attempts");
 
-/// When a server wants the next attempt, in milliseconds; negative for never.
+/// Trailer with the server's delay before the next attempt in milliseconds. Negative means no retry.
 pub(crate) static PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// The most attempts that a policy may ask for; more are treated as so many (A6).
+/// Maximum number of attempts. A policy with more is treated as if it had this many (A6).
 pub(crate) const MAX_ATTEMPTS: u32 = 5;
 
-/// How far a back-off may lie from its nominal length, as a share of it (A6).
+/// Jitter of a backoff, as a fraction of its length (A6).
 const JITTER: f64 = 0.2;
 
 /// One token of a [`RetryThrottle`], which counts in thousandths.
 const TOKEN: u32 = 1_000;
 
-/// When and how often a call is tried again.
+/// Settings for retries of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RetryPolicy {
-    /// How many attempts there are in all, the first included.
+    /// Maximum number of attempts, including the first.
     pub(crate) max_attempts: u32,
-    /// The first back-off, before jitter.
+    /// First backoff, before jitter.
     pub(crate) initial_backoff: Duration,
-    /// The longest back-off, before jitter.
+    /// Maximum backoff, before jitter.
     pub(crate) max_backoff: Duration,
-    /// How much longer each back-off is than the one before; above zero.
+    /// Factor between consecutive backoffs; above zero.
     pub(crate) multiplier: f64,
-    /// The codes that are worth another attempt.
+    /// Status codes that are retried.
     pub(crate) codes: CodeSet,
 }
 
 impl RetryPolicy {
-    /// The wait before an attempt that follows `retries` others since the last push-back. `random` is from 0 to 1.
+    /// Returns the backoff after `retries` retries since the last pushback. `random` is from 0 to 1.
     fn backoff(&self, retries: u32, random: f64) -> Duration {
-        // There are never more than a few attempts.
+        // The number of attempts is at most `MAX_ATTEMPTS`.
         let growth = self.multiplier.powi(retries.min(MAX_ATTEMPTS).cast_signed());
         let nominal = (self.initial_backoff.as_secs_f64() * growth).min(self.max_backoff.as_secs_f64());
         let jitter = 1.0 + JITTER * (2.0 * random - 1.0);
@@ -64,7 +64,7 @@ impl From<&routing::XdsRetryPolicy> for RetryPolicy {
     }
 }
 
-/// A set of status codes.
+/// Set of status codes, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CodeSet(u32);
 
@@ -80,18 +80,18 @@ impl FromIterator<Code> for CodeSet {
     }
 }
 
-/// What a server says about the next attempt.
+/// Pushback of the server for the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryPushback {
-    /// Try again after exactly this long.
+    /// Retry after exactly this time.
     After(Duration),
-    /// Do not try again.
+    /// Do not retry the call.
     Never,
 }
 
 impl RetryPushback {
-    /// Reads the headers of a response that is nothing but an error. A number that is negative, or none at all, means
-    /// never (A6), and so do several numbers, as nobody knows which of them counts.
+    /// Reads the pushback of a Trailers-only response. A negative or malformed number means no retry (A6), and so does a
+    /// repeated header, which is ambiguous.
     pub(crate) fn read(headers: &HeaderMap) -> Option<RetryPushback> {
         let mut values = headers.get_all(&PUSHBACK).iter();
         let value = values.next()?;
@@ -105,29 +105,28 @@ impl RetryPushback {
     }
 }
 
-/// The attempts of one call.
+/// Retry state of one call.
 #[derive(Debug, Default)]
 pub(crate) struct RetryState {
-    /// `None` if it has one attempt. Most calls do, and are moved a lot.
+    /// `None` if the call has one attempt. Boxed, because most calls have none and a call is moved often.
     policy: Option<Box<RetryPolicy>>,
-    /// How many attempts were followed by another one.
+    /// Number of retries so far.
     retried: u32,
-    /// How many of them since the server last said when to try again.
+    /// Number of retries since the last pushback with a delay.
     since_pushback: u32,
 }
 
 impl RetryState {
-    /// A call whose first attempt is about to be made.
+    /// Creates the state of a call before its first attempt.
     pub(crate) fn new(policy: impl Into<Option<RetryPolicy>>) -> RetryState {
         RetryState { policy: policy.into().map(Box::new), retried: 0, since_pushback: 0 }
     }
 
-    /// An attempt ended, and this is how: its code, what the server said about the next attempt, and whether the call
-    /// is committed to this attempt (A6: headers arrived, or the request can no longer be sent again). `random` is from 0
-    /// to 1.
+    /// Records the end of an attempt: its code, the server's pushback, and if the call is committed to this attempt (A6:
+    /// headers arrived, or the request can no longer be sent again). `random` is from 0 to 1.
     ///
-    /// Returns how long to wait before the next attempt, `None` if there is none. Every end is to be told, also a
-    /// success, since `throttle` counts them all.
+    /// Returns the backoff before the next attempt, `None` if there is none. The end of every attempt must be recorded,
+    /// including success, since `throttle` counts all of them.
     pub(crate) fn next(
         &mut self,
         code: Code,
@@ -143,7 +142,7 @@ impl RetryState {
             return None;
         }
         let retryable = self.policy.as_ref().is_some_and(|policy| policy.codes.contains(code));
-        // A failure counts whether or not the call could be tried again; others are the caller's own (A6).
+        // A retryable failure or a pushback without retry takes a token, even if the call is not retried (A6).
         let counts = retryable || pushback == Some(RetryPushback::Never);
         let allowed = throttle.filter(|_| counts).is_none_or(RetryThrottle::record_failure);
         let policy = self.policy.as_ref().filter(|_| retryable && allowed && !committed)?;
@@ -166,23 +165,23 @@ impl RetryState {
         Some(wait)
     }
 
-    /// What [`PREVIOUS_ATTEMPTS`] says on the coming attempt; `None` on the first, which goes without.
+    /// Returns the value of [`PREVIOUS_ATTEMPTS`] for the next attempt; `None` for the first.
     pub(crate) fn previous_attempts(&self) -> Option<HeaderValue> {
         (self.retried > 0).then(|| HeaderValue::from(self.retried))
     }
 }
 
-/// How a [`RetryThrottle`] is set up, in thousandths of a token.
+/// Settings of a [`RetryThrottle`], in thousandths of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RetryThrottlingConfig {
-    /// How many tokens there are at first and at most: above 0, at most 1,000,000 (1000 tokens).
+    /// Initial and maximum number of tokens: above 0, at most 1,000,000 (1000 tokens).
     pub(crate) max_tokens: u32,
-    /// How much a success gives back; above 0.
+    /// Number of tokens that a success returns; above 0.
     pub(crate) token_ratio: u32,
 }
 
-/// Keeps retries from making a bad day of a server worse: failures take tokens, successes give them back, and calls are
-/// tried again only while more than half of the tokens are there (A6). One for all calls of a channel; never waits.
+/// Retry throttle, which keeps retries from overloading a failing server. Failures take tokens and successes return them.
+/// Calls are retried only while more than half of the tokens remain (A6). A channel has one for all calls; it never blocks.
 #[derive(Debug)]
 pub(crate) struct RetryThrottle {
     settings: RetryThrottlingConfig,
@@ -190,12 +189,12 @@ pub(crate) struct RetryThrottle {
 }
 
 impl RetryThrottle {
-    /// A throttle with all its tokens.
+    /// Creates a throttle with all tokens.
     pub(crate) fn new(settings: RetryThrottlingConfig) -> RetryThrottle {
         RetryThrottle { settings, tokens: AtomicU32::new(settings.max_tokens) }
     }
 
-    /// Takes a token for a failure. Returns whether calls may be tried again.
+    /// Takes a token for a failure. Returns true if calls may be retried.
     fn record_failure(&self) -> bool {
         let take = |tokens: u32| tokens.saturating_sub(TOKEN);
         let before =
@@ -204,7 +203,7 @@ impl RetryThrottle {
         take(before) > self.settings.max_tokens / 2
     }
 
-    /// Gives back what a success is worth. On a good day all tokens are there, and nothing is written.
+    /// Returns tokens for a success. Writes nothing if all tokens are present, which is the common case.
     fn record_success(&self) {
         let RetryThrottlingConfig { max_tokens, token_ratio } = self.settings;
         let _ = self.tokens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |tokens| {

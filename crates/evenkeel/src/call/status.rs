@@ -1,25 +1,25 @@
-//! Statuses: from the core's to tonic's, and from what HTTP/2 says to what gRPC says.
+//! Conversion of statuses: from the core's type to tonic's, and from HTTP/2 errors to gRPC codes.
 
 use evenkeel_core::{Code, Status};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use crate::transport::http2::{Error, Reason};
 
-/// The status of a call, in tonic's type.
+/// Converts a status of the core to tonic's type.
 pub(crate) fn to_tonic(status: &Status) -> tonic::Status {
     tonic::Status::new(tonic::Code::from(status.code() as i32), status.message())
 }
 
-/// The trailer that says how a call ended.
+/// Name of the trailer with the status code of a call.
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// The first value of a header. Answers have few, and a look at each is cheaper than the hash of a name.
+/// Returns the first value of a header. Responses have few headers, so a linear search is cheaper than hashing the name.
 pub(crate) fn find<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
     let [value] = find_each(headers, [name]);
     value
 }
 
-/// The first value of each of these headers.
+/// Returns the first value of each of these headers.
 fn find_each<'h, const N: usize>(
     headers: &'h HeaderMap,
     names: [&HeaderName; N],
@@ -35,7 +35,7 @@ fn find_each<'h, const N: usize>(
     values
 }
 
-/// The code that a peer sent.
+/// Returns the status code in these headers or trailers.
 pub(crate) fn code_of(headers: &HeaderMap) -> Option<Code> {
     find(headers, &GRPC_STATUS).map(code_in)
 }
@@ -47,18 +47,18 @@ fn code_in(value: &HeaderValue) -> Code {
     }
 }
 
-/// The code of this number; what is no code is unknown.
+/// Returns the code of this number; UNKNOWN if there is none.
 pub(crate) fn code(number: i32) -> Code {
     Code::from_number(number).unwrap_or(Code::Unknown)
 }
 
-/// The code of an answer without a gRPC status, by its HTTP status (gRPC's table).
+/// Returns the code of a response without a gRPC status, from its HTTP status (gRPC's table).
 pub(crate) fn code_of_http(status: http::StatusCode) -> Code {
     Code::from_http_status(status.as_u16())
 }
 
-/// The code in the head of an answer, if it says one there. `Err` is what an answer is that is none of gRPC's, such as a
-/// proxy's page of an error. One that says a gRPC status is taken by its word.
+/// Returns the code in response headers, if they contain one. `Err` is the status of a response that is not gRPC, such as
+/// an error page of a proxy. A response with a gRPC status counts as gRPC in any case.
 pub(crate) fn read_head(answer: &http::response::Parts) -> Result<Option<Code>, String> {
     let [kind, code] = find_each(&answer.headers, [&header::CONTENT_TYPE, &GRPC_STATUS]);
     let is_grpc = kind.is_none_or(|kind| kind.as_bytes().starts_with(b"application/grpc"));
@@ -71,7 +71,7 @@ pub(crate) fn read_head(answer: &http::response::Parts) -> Result<Option<Code>, 
     Err(format!("HTTP status {status} and content type {kind:?}"))
 }
 
-/// What a stream that was cut short means for its call (gRPC over HTTP/2, "Errors").
+/// Returns the code of a broken stream (gRPC over HTTP/2, "Errors").
 pub(crate) fn code_of_error(error: &Error) -> Code {
     let (Error::Reset(reason) | Error::StreamError(reason)) = error else { return Code::Unavailable };
     match *reason {
@@ -83,7 +83,8 @@ pub(crate) fn code_of_error(error: &Error) -> Code {
     }
 }
 
-/// Whether the peer promised that it did nothing with the stream: it refused it, or said goodbye before it (RFC 9113, 8.7).
+/// Returns true if the peer provably did not process the stream: REFUSED_STREAM, or GOAWAY with a lower stream id (RFC
+/// 9113, 8.7).
 pub(crate) fn is_unprocessed(error: &Error) -> bool {
     matches!(error, Error::Reset(Reason::REFUSED_STREAM) | Error::GoAway(..))
 }

@@ -1,20 +1,20 @@
 //! The `grpc-timeout` header: at most eight digits and a unit, from hours to nanoseconds.
 //!
-//! Reading refuses what is not one; whoever sent it has no deadline by it. Writing takes the finest unit that has room
-//! and rounds up, so that a server never gives up before its client.
+//! A malformed header is ignored and sets no deadline. Formatting uses the finest unit that fits and rounds up, so that a
+//! server's deadline is never before its client's.
 
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-/// The header's name.
+/// Name of the header.
 pub(crate) static NAME: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// The most digits that the header may have, and the largest number that they can say.
+/// Maximum number of digits in the header, and the largest number that fits.
 const MAX_DIGITS: usize = 8;
 const MAX: u64 = 99_999_999;
 
-/// How long the header gives; `None` if it is no timeout.
+/// Parses the header; `None` if it is malformed.
 pub(crate) fn parse(value: &HeaderValue) -> Option<Duration> {
     let (unit, digits) = value.as_bytes().split_last()?;
     if !(1..=MAX_DIGITS).contains(&digits.len()) || !digits.iter().all(u8::is_ascii_digit) {
@@ -32,7 +32,7 @@ pub(crate) fn parse(value: &HeaderValue) -> Option<Duration> {
     }
 }
 
-/// The header that gives this long, rounded up to what eight digits can say. More than 11,000 years are so many.
+/// Formats a timeout, rounded up to eight digits. The maximum is about 11,000 years.
 pub(crate) fn format(timeout: Duration) -> HeaderValue {
     let (seconds, nanos) = (timeout.as_secs(), u64::from(timeout.subsec_nanos()));
     let fine = |per_second: u64| {
@@ -52,12 +52,12 @@ pub(crate) fn format(timeout: Duration) -> HeaderValue {
     write(number, unit)
 }
 
-/// `number` has at most eight digits.
+/// Formats a number of at most eight digits.
 fn write(mut number: u64, unit: u8) -> HeaderValue {
     let mut text = [unit; MAX_DIGITS + 1];
     let mut from = MAX_DIGITS;
     for (i, digit) in text.iter_mut().enumerate().take(MAX_DIGITS).rev() {
-        // A remainder of ten is one digit.
+        // A remainder of ten is a single digit.
         *digit = b'0' + (number % 10) as u8;
         number /= 10;
         from = i;

@@ -1,4 +1,4 @@
-//! The channel: what a generated client is given. Its calls are in [`call`](crate::call).
+//! The channel that generated clients use. Its calls are in [`call`](crate::call).
 
 pub(crate) mod builder;
 pub(crate) mod driver;
@@ -26,17 +26,16 @@ use crate::entropy::Entropy;
 use crate::resolver::service_config::ServiceConfig;
 use crate::telemetry::metrics::ChannelMetrics;
 
-/// A channel to a service: any generated client takes it in the place of tonic's own.
+/// Channel to a service. It replaces `tonic::transport::Channel` in any generated client.
 ///
-/// It is cheap to clone, and clones share everything. It is made without waiting; connections are made when the first call
-/// wants one, or by [`Channel::connect`]. When the last clone is dropped, calls that are under way finish and everything
-/// else ends.
+/// Clones are cheap and share all state. Building a channel does not block: it connects on the first call, or by
+/// [`Channel::connect`]. When the last clone is dropped, calls in flight finish and all other activity ends.
 #[derive(Clone)]
 pub struct Channel {
     pub(crate) inner: Arc<ChannelInner>,
 }
 
-/// What the clones of a channel share.
+/// State that the clones of a channel share.
 pub(crate) struct ChannelInner {
     pub(crate) target: Arc<str>,
     pub(crate) published: Arc<SnapshotPublisher>,
@@ -50,31 +49,31 @@ pub(crate) struct ChannelInner {
     pub(crate) metrics: ChannelMetrics,
 }
 
-/// What every request says beside what its caller says.
+/// Headers that the channel adds to every request.
 #[derive(Clone, Debug)]
 pub(crate) struct DefaultHeaders {
     pub(crate) authority: Authority,
-    /// Said unless the caller says another.
+    /// Sent unless the request has its own `user-agent`.
     pub(crate) user_agent: [(HeaderName, HeaderValue); 1],
 }
 
-/// What calls and the application tell the driver.
+/// Commands to the driver from calls and the application.
 #[derive(Debug)]
 pub(crate) enum ChannelCommand {
-    /// A call came upon a channel at rest.
+    /// A call found the channel IDLE.
     Wake,
-    /// A call waits for this subchannel.
+    /// A queued call needs this subchannel.
     Connect(SubchannelId),
-    /// The application wants connections.
+    /// The application requests connections.
     ExitIdle,
-    /// The application wants to see the tree.
+    /// The application requests a description of the policies.
     Describe(oneshot::Sender<Option<Description>>),
-    /// No further calls.
+    /// The channel is closing and accepts no further calls.
     Close,
 }
 
-/// Put this into a request's extensions to have it wait where others fail: while no endpoint can be reached, or nothing is known
-/// of the service yet. Its deadline still holds, and calls that the control plane wants dropped are dropped.
+/// Request extension that makes an RPC wait instead of failing while no endpoint is reachable or name resolution has failed.
+/// The deadline still applies, and so do drops that the control plane configured.
 ///
 /// ```
 /// let mut request = tonic::Request::new("message");
@@ -83,54 +82,54 @@ pub(crate) enum ChannelCommand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitForReady(pub bool);
 
-/// Put this into a request's extensions to be told who answered: the response has a [`PeerAddress`] in its own.
+/// Request extension that adds a [`PeerAddress`] to the extensions of the response.
 ///
 /// ```
 /// # fn example(response: tonic::Response<()>) {
 /// let mut request = tonic::Request::new("message");
 /// request.extensions_mut().insert(evenkeel::CapturePeer);
-/// // ... and when it is answered:
+/// // ... and when the response has arrived:
 /// if let Some(evenkeel::PeerAddress(address)) = response.extensions().get() {
-///     println!("answered by {address}");
+///     println!("served by {address}");
 /// }
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapturePeer;
 
-/// The address of the server that answered, in the extensions of a response whose request had [`CapturePeer`]. A call that fails
-/// has none; where an endpoint was to blame, its status names it.
+/// Address of the server, in the extensions of a response whose request had [`CapturePeer`]. A failed call has none; if an
+/// endpoint caused the failure, the status message names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerAddress(pub Address);
 
 impl Channel {
-    /// Settings for a channel to a target: `xds:///orders`, `dns:///orders.prod:50051`, `ipv4:10.0.0.1:50051,10.0.0.2:50051`,
+    /// Returns a builder for a channel to a target: `xds:///orders`, `dns:///orders.prod:50051`, `ipv4:10.0.0.1:50051,10.0.0.2:50051`,
     /// `unix:/run/orders.sock`. See [`ChannelBuilder`].
     pub fn builder(target: impl Into<String>) -> ChannelBuilder {
         ChannelBuilder::new(target.into())
     }
 
-    /// How well the channel is connected at the moment.
+    /// Returns the current connectivity state.
     pub fn connectivity(&self) -> ConnectivityState {
         *self.inner.published.connectivity().borrow()
     }
 
-    /// Follows how well the channel is connected. States that last shorter than a look at them may be skipped.
+    /// Returns a receiver of connectivity states. Short-lived states may be skipped.
     pub fn watch_connectivity(&self) -> watch::Receiver<ConnectivityState> {
         self.inner.published.connectivity().subscribe()
     }
 
-    /// Starts connecting, as the first call would.
+    /// Starts to connect, as the first call would.
     pub fn connect(&self) {
         let _ = self.inner.commands.send(ChannelCommand::ExitIdle);
     }
 
-    /// Connects, and waits until calls can be sent. Give it a time limit if it should have one; why it takes long is in
-    /// [`Channel::tree`].
+    /// Connects, and waits until the channel is READY. It has no time limit of its own. [`Channel::tree`] contains the
+    /// reason if it takes long.
     ///
     /// # Errors
     ///
-    /// `UNAVAILABLE` if the channel is closed.
+    /// Returns `UNAVAILABLE` if the channel is closed.
     pub async fn ready(&self) -> Result<(), tonic::Status> {
         let mut connectivity = self.watch_connectivity();
         self.connect();
@@ -140,27 +139,27 @@ impl Channel {
             }
             let is_closed = matches!(self.inner.published.load().state, ChannelState::Closed);
             if is_closed || connectivity.changed().await.is_err() {
-                // As with calls: a caller that asks again at once must not starve other tasks.
+                // As with calls, a caller that retries at once must not starve other tasks.
                 coop::consume_budget().await;
                 return Err(closed_status(&self.inner.target));
             }
         }
     }
 
-    /// The policies of the channel as they are at this moment, with their endpoints, weights and picks; `None` while it rests or
-    /// nothing is known yet.
+    /// Returns the current policy tree with endpoints, weights and picks; `None` while the channel is IDLE or has no config
+    /// yet.
     pub async fn tree(&self) -> Option<Description> {
         let (answer, described) = oneshot::channel();
         self.inner.commands.send(ChannelCommand::Describe(answer)).ok()?;
         described.await.ok().flatten()
     }
 
-    /// Closes the channel: calls that begin from here on fail, as do those that have not found an endpoint yet, and this waits
-    /// until those that were sent have finished.
+    /// Closes the channel and waits until all sent calls have finished. New calls fail, and so do calls that wait for an
+    /// endpoint.
     pub async fn close(self) {
         let mut changes = self.inner.published.subscribe();
         let _ = self.inner.commands.send(ChannelCommand::Close);
-        // Until calls can see it, more of them may begin.
+        // More calls may start until they see the closed state.
         while !matches!(self.inner.published.load().state, ChannelState::Closed) {
             if changes.changed().await.is_err() {
                 break;
@@ -189,7 +188,7 @@ impl DefaultHeaders {
         DefaultHeaders { authority, user_agent: [(header::USER_AGENT, user_agent)] }
     }
 
-    /// What a request says beside these headers.
+    /// Returns the headers to add to a request with these headers.
     pub(crate) fn extra_headers(&self, headers: &HeaderMap) -> &[(HeaderName, HeaderValue)] {
         if status::find(headers, &header::USER_AGENT).is_some() { &[] } else { &self.user_agent }
     }
