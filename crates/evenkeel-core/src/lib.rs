@@ -17,6 +17,7 @@
 //! | [`schedule`] | weighted pick sequences |
 //! | [`Description`] | snapshot of the policy tree |
 //! | [`Measurement`] | metrics |
+//! | [`proto3_json`] | rules of the JSON of configs |
 
 #![forbid(unsafe_code)]
 
@@ -35,6 +36,7 @@ mod time;
 
 pub use collections::subchannel_map::SubchannelMap;
 pub use config::cluster;
+pub use config::proto3_json;
 pub use config::registry::Registry;
 pub use config::{ConfigError, ConfigFields, LbConfig};
 pub use endpoint::address::Address;

@@ -15,6 +15,7 @@
 //! | [`routing`] | route matching and cluster selection per call |
 //! | [`resolver`] | all of the above for one channel |
 //! | [`lrs`] | load reports to control planes |
+//! | [`json`] | reader of JSON objects with errors by field path |
 
 #![forbid(unsafe_code)]
 // Input never indexes a list without a bounds check.
@@ -27,6 +28,7 @@
 pub mod ads;
 pub mod bootstrap;
 pub mod dependency_manager;
+pub mod json;
 pub mod lb;
 mod limits;
 pub mod lrs;

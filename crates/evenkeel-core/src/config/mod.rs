@@ -5,6 +5,7 @@
 //! Unknown fields are ignored (A24).
 
 pub mod cluster;
+pub mod proto3_json;
 pub(crate) mod registry;
 
 use std::any::Any;
@@ -21,9 +22,6 @@ use crate::policy::{AnyPolicy, ErasedPolicy, Policy};
 
 /// Maximum depth of nested policies in a config. Real trees are far shallower, and the stack allows far more.
 const MAX_DEPTH: usize = 64;
-
-/// Maximum duration in proto3 JSON, in seconds (10,000 years).
-const MAX_SECONDS: u64 = 315_576_000_000;
 
 /// Parsed config of a policy: its name and its settings. Cheap to clone; the same allocation means that nothing
 /// changed.
@@ -210,10 +208,7 @@ impl<'a> ConfigFields<'a> {
 
     /// Returns the raw value of a field, by its name in camel case. Also finds the snake-case spelling; `null` is unset.
     pub fn value(&self, name: &str) -> Option<&Value> {
-        self.object
-            .get(name)
-            .or_else(|| self.object.get(&to_snake_case(name)))
-            .filter(|value| !value.is_null())
+        proto3_json::field(&self.object, name)
     }
 
     /// Reads a boolean; `None` if unset.
@@ -224,14 +219,14 @@ impl<'a> ConfigFields<'a> {
     /// Reads an integer from 0 to 2^32-1.
     pub fn u32(&self, name: &str) -> Result<Option<u32>, ConfigError> {
         let number = self.read(name, "a whole number from 0 to 4294967295", |value| {
-            parse_integer(value).and_then(|n| u32::try_from(n).ok())
+            proto3_json::integer(value).and_then(|n| u32::try_from(n).ok())
         })?;
         Ok(number)
     }
 
     /// Reads an integer from 0 to 2^64-1.
     pub fn u64(&self, name: &str) -> Result<Option<u64>, ConfigError> {
-        self.read(name, "a whole number, not negative", parse_integer)
+        self.read(name, "a whole number, not negative", proto3_json::integer)
     }
 
     /// Reads a finite number.
@@ -281,7 +276,9 @@ impl<'a> ConfigFields<'a> {
     }
 
     fn signed_duration(&self, name: &str) -> Result<Option<(Duration, bool)>, ConfigError> {
-        self.read(name, "a duration such as \"10s\" or \"0.25s\"", |value| value.as_str().and_then(duration))
+        self.read(name, "a duration such as \"10s\" or \"0.25s\"", |value| {
+            value.as_str().and_then(proto3_json::signed_duration)
+        })
     }
 
     /// Reads a nested object.
@@ -372,77 +369,4 @@ pub(crate) fn expected(what: &str, found: &Value) -> String {
 /// Creates a JSON object of the fields that have a value.
 pub(crate) fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
     fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
-}
-
-/// Returns a duration in proto3 JSON: seconds, without trailing zeros.
-pub(crate) fn duration_to_json(wait: Duration) -> String {
-    let decimals = format!(".{:09}", wait.subsec_nanos());
-    format!("{}{}s", wait.as_secs(), decimals.trim_end_matches('0').trim_end_matches('.'))
-}
-
-fn to_snake_case(camel: &str) -> String {
-    let mut out = String::with_capacity(camel.len() + 4);
-    for c in camel.chars() {
-        if c.is_ascii_uppercase() {
-            out.push('_');
-        }
-        out.push(c.to_ascii_lowercase());
-    }
-    out
-}
-
-/// Parses an integer in proto3 JSON: a number (also `4.0`) or a string.
-fn parse_integer(value: &Value) -> Option<u64> {
-    match value {
-        Value::String(text) => text.parse().ok(),
-        // Up to 2^53 a JSON float is exact.
-        Value::Number(n) => n.as_u64().or_else(|| {
-            let float = n.as_f64()?;
-            (float >= 0.0 && float.fract() == 0.0 && float <= 9_007_199_254_740_992.0).then_some(float as u64)
-        }),
-        _ => None,
-    }
-}
-
-/// Parses a proto3 JSON duration: seconds with at most nine decimals and an `s`. The flag is true for a negative one.
-fn duration(text: &str) -> Option<(Duration, bool)> {
-    let number = text.strip_suffix('s')?;
-    let (number, negative) = number.strip_prefix('-').map_or((number, false), |rest| (rest, true));
-    let (seconds, decimals) = number.split_once('.').unwrap_or((number, "0"));
-    let all_digits = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
-    if !all_digits(seconds) || !all_digits(decimals) || decimals.len() > 9 {
-        return None;
-    }
-    let seconds = seconds.parse().ok().filter(|s| *s <= MAX_SECONDS)?;
-    let nanos = format!("{decimals:0<9}").parse().ok()?;
-    Some((Duration::new(seconds, nanos), negative))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_follow_proto3_json() {
-        assert_eq!(duration("10s"), Some((Duration::from_secs(10), false)));
-        assert_eq!(duration("0.25s"), Some((Duration::from_millis(250), false)));
-        assert_eq!(duration("-1.000000001s"), Some((Duration::new(1, 1), true)));
-        for bad in [
-            "",
-            "s",
-            "10",
-            "1.s",
-            ".5s",
-            "1e3s",
-            "+1s",
-            "1.0000000001s",
-            "315576000001s",
-            "99999999999999999999s",
-        ] {
-            assert_eq!(duration(bad), None, "{bad}");
-        }
-        for same in ["0s", "10s", "0.25s", "1.000000001s", "315576000000s"] {
-            assert_eq!(duration(same).map(|(wait, _)| duration_to_json(wait)).as_deref(), Some(same));
-        }
-    }
 }

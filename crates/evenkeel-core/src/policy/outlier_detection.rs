@@ -22,7 +22,8 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::collections::diff::{PerEndpoint, apply_diff};
-use crate::config::{ConfigError, ConfigFields, LbConfig, duration_to_json, object};
+use crate::config::proto3_json::duration_to_json;
+use crate::config::{ConfigError, ConfigFields, LbConfig, object};
 use crate::engine::by_subchannel::{BySubchannel, KnownSubchannels, SubchannelRow};
 use crate::engine::child::ChildPolicy;
 use crate::engine::describe::{DescribeCx, Description};

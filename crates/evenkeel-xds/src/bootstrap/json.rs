@@ -1,139 +1,14 @@
-//! JSON reader with errors that name the field. `null` and an empty string count as a missing field, as everywhere in
-//! gRPC's bootstrap.
+//! JSON of the bootstrap: conversion to a protobuf struct, and duplicate keys.
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::time::Duration;
 
 use evenkeel_proto::prost_types::value::Kind;
 use evenkeel_proto::prost_types::{self, ListValue, Struct};
 use serde_json::{Map, Value};
 
-use crate::text::{quoted, short};
+use crate::text::short;
 use crate::{FieldPath, ValidationErrors};
-
-/// JSON object with its field path.
-pub(super) struct BootstrapObject<'a> {
-    pub(super) map: &'a Map<String, Value>,
-    pub(super) path: FieldPath<'a>,
-}
-
-impl<'a> BootstrapObject<'a> {
-    /// Reads `value` as an object. Reports an error if it is not one.
-    pub(super) fn of(
-        value: &'a Value,
-        path: &FieldPath<'a>,
-        problems: &mut ValidationErrors,
-    ) -> Option<BootstrapObject<'a>> {
-        let map = value.as_object();
-        if map.is_none() {
-            problems.add(path, expected("an object", value));
-        }
-        map.map(|map| BootstrapObject { map, path: *path })
-    }
-
-    /// Returns true if the field is present, of whatever type.
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.value(name).is_some()
-    }
-
-    pub(super) fn is_true(&self, name: &str) -> bool {
-        self.value(name) == Some(&Value::Bool(true))
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
-        self.map.iter()
-    }
-
-    pub(super) fn text(&self, name: &str, problems: &mut ValidationErrors) -> Option<&'a str> {
-        self.read(name, "a string", problems, Value::as_str)
-    }
-
-    /// Reads a string. Reports an error if the field is missing.
-    pub(super) fn required_text(&self, name: &str, problems: &mut ValidationErrors) -> Option<&'a str> {
-        if !self.has(name) {
-            problems.add(&self.path.field(name), "is required: a string that is not empty");
-        }
-        self.text(name, problems)
-    }
-
-    pub(super) fn list(&self, name: &str, problems: &mut ValidationErrors) -> Option<&'a [Value]> {
-        self.read(name, "a list", problems, |value| value.as_array().map(Vec::as_slice))
-    }
-
-    /// Reads a list. Reports an error if the field is missing or the list is empty; the result is then empty.
-    pub(super) fn required_list(
-        &self,
-        name: &str,
-        what: &str,
-        problems: &mut ValidationErrors,
-    ) -> &'a [Value] {
-        let list = self.list(name, problems);
-        if !self.has(name) || list.is_some_and(<[Value]>::is_empty) {
-            problems.add(&self.path.field(name), format!("is required: {what}"));
-        }
-        list.unwrap_or_default()
-    }
-
-    pub(super) fn object<'b>(
-        &'b self,
-        name: &'b str,
-        problems: &mut ValidationErrors,
-    ) -> Option<BootstrapObject<'b>> {
-        let map = self.read(name, "an object", problems, Value::as_object);
-        map.map(|map| BootstrapObject { map, path: self.path.field(name) })
-    }
-
-    /// Reads a duration above zero in protobuf's JSON format.
-    pub(super) fn duration(&self, name: &str, problems: &mut ValidationErrors) -> Option<Duration> {
-        self.read(name, "a duration above zero such as \"600s\" or \"0.5s\"", problems, |value| {
-            value.as_str().and_then(duration).filter(|wait| *wait > Duration::ZERO)
-        })
-    }
-
-    fn value(&self, name: &str) -> Option<&'a Value> {
-        self.map.get(name).filter(|value| !value.is_null() && *value != "")
-    }
-
-    fn read<T>(
-        &self,
-        name: &str,
-        what: &str,
-        problems: &mut ValidationErrors,
-        read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Option<T> {
-        let value = self.value(name)?;
-        let read = read(value);
-        if read.is_none() {
-            problems.add(&self.path.field(name), expected(what, value));
-        }
-        read
-    }
-}
-
-fn expected(what: &str, found: &Value) -> String {
-    let found = match found {
-        Value::String(text) => quoted(text),
-        Value::Array(_) => "a list".to_owned(),
-        Value::Object(_) => "an object".to_owned(),
-        other => other.to_string(),
-    };
-    format!("expected {what}, found {found}")
-}
-
-/// Parses seconds with at most nine decimals and the suffix `s`. Negative durations are invalid.
-fn duration(text: &str) -> Option<Duration> {
-    let number = text.strip_suffix('s')?;
-    let (seconds, decimals) = number.split_once('.').unwrap_or((number, "0"));
-    let all_digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    if !all_digits(seconds) || !all_digits(decimals) || decimals.len() > 9 {
-        return None;
-    }
-    // The maximum of `google.protobuf.Duration`: about 10,000 years.
-    let seconds = seconds.parse().ok().filter(|seconds| *seconds <= 315_576_000_000)?;
-    let nanos = format!("{decimals:0<9}").parse().ok()?;
-    Some(Duration::new(seconds, nanos))
-}
 
 /// Converts JSON to a protobuf struct. The recursion is bounded by the depth limit of `serde_json`.
 pub(super) fn to_struct(map: &Map<String, Value>) -> Struct {

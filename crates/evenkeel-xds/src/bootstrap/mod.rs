@@ -18,11 +18,12 @@ use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
 use evenkeel_proto::envoy::config::core::v3::{Locality, Node};
 use serde_json::Value;
 
+use crate::json::{JsonObject, JsonRules};
 use crate::resource::name::{decoded, encode_authority};
 use crate::text::{listed, quoted, short};
 use crate::{FieldPath, ValidationErrors};
 
-use json::{BootstrapObject, report_duplicate_keys, to_struct};
+use json::{report_duplicate_keys, to_struct};
 pub use target::{TargetError, XdsTarget};
 
 /// Environment variable with the path of the bootstrap file.
@@ -303,9 +304,9 @@ struct BootstrapReader {
 impl BootstrapReader {
     fn bootstrap(&mut self, value: &Value) -> Option<Bootstrap> {
         let root = FieldPath::root();
-        let bootstrap = BootstrapObject::of(value, &root, &mut self.problems)?;
+        let bootstrap = self.object(value, root)?;
         let what = "a list with at least one control plane";
-        let servers = bootstrap.required_list("xds_servers", what, &mut self.problems);
+        let servers = self.required_list(&bootstrap, "xds_servers", what);
         let servers = self.servers(servers, &root.field("xds_servers"));
         let node = bootstrap.object("node", &mut self.problems);
         let node = self.node(node.as_ref());
@@ -337,8 +338,8 @@ impl BootstrapReader {
     }
 
     fn server(&mut self, value: &Value, path: &FieldPath<'_>) -> Option<ServerConfig> {
-        let server = BootstrapObject::of(value, path, &mut self.problems)?;
-        let uri = server.required_text("server_uri", &mut self.problems);
+        let server = self.object(value, *path)?;
+        let uri = self.required_text(&server, "server_uri");
         // Resolving an xDS target requires a control plane, so this server would depend on itself.
         if let Some(uri) = uri.filter(|uri| is_xds_target(uri)) {
             let text = format!("{} is an xDS target itself; expected {SERVER_ADDRESS}", quoted(uri));
@@ -363,14 +364,14 @@ impl BootstrapReader {
     }
 
     /// Returns the first credentials of a supported type (A27).
-    fn credentials(&mut self, server: &BootstrapObject<'_>) -> Option<ChannelCredentials> {
-        let path = server.path.field("channel_creds");
+    fn credentials(&mut self, server: &JsonObject<'_>) -> Option<ChannelCredentials> {
+        let path = server.field("channel_creds");
         let what = format!("a list with {CREDENTIALS}");
-        let list = server.required_list("channel_creds", &what, &mut self.problems);
+        let list = self.required_list(server, "channel_creds", &what);
         let mut entries = Vec::new();
         for (i, value) in list.iter().enumerate() {
-            if let Some(entry) = BootstrapObject::of(value, &path.index(i), &mut self.problems)
-                && let Some(kind) = entry.required_text("type", &mut self.problems)
+            if let Some(entry) = self.object(value, path.index(i))
+                && let Some(kind) = self.required_text(&entry, "type")
             {
                 entries.push((kind, entry));
             }
@@ -394,7 +395,7 @@ impl BootstrapReader {
     }
 
     /// Reads the certificate files, all of which are optional (A65).
-    fn files(&mut self, config: Option<&BootstrapObject<'_>>) -> Option<CertificateFiles> {
+    fn files(&mut self, config: Option<&JsonObject<'_>>) -> Option<CertificateFiles> {
         let Some(config) = config else {
             let refresh_interval = REFRESH_INTERVAL;
             return Some(CertificateFiles { ca_certificate_file: None, identity: None, refresh_interval });
@@ -415,14 +416,14 @@ impl BootstrapReader {
                 };
                 // A field of an invalid type has been reported already.
                 if !config.has(missing) {
-                    problems.add(&config.path.field(missing), format!("is required beside {given}"));
+                    problems.add(&config.field(missing), format!("is required beside {given}"));
                 }
                 return None;
             }
         };
         let refresh_interval = config.duration("refresh_interval", problems);
         if config.has("spiffe_trust_bundle_map_file") {
-            let path = config.path.field("spiffe_trust_bundle_map_file");
+            let path = config.field("spiffe_trust_bundle_map_file");
             self.ignore(&path, "SPIFFE bundle maps (A87) are not supported; the CA file alone counts");
         }
         Some(CertificateFiles {
@@ -432,18 +433,15 @@ impl BootstrapReader {
         })
     }
 
-    fn certificate_providers(
-        &mut self,
-        bootstrap: &BootstrapObject<'_>,
-    ) -> BTreeMap<String, CertificateProvider> {
+    fn certificate_providers(&mut self, bootstrap: &JsonObject<'_>) -> BTreeMap<String, CertificateProvider> {
         let mut all = BTreeMap::new();
         let Some(providers) = bootstrap.object("certificate_providers", &mut self.problems) else {
             return all;
         };
-        for (name, value) in providers.iter() {
-            let path = providers.path.key(short(name));
-            let Some(provider) = BootstrapObject::of(value, &path, &mut self.problems) else { continue };
-            let Some(plugin) = provider.required_text("plugin_name", &mut self.problems) else { continue };
+        for (name, value) in providers.map() {
+            let path = providers.path().key(short(name));
+            let Some(provider) = self.object(value, path) else { continue };
+            let Some(plugin) = self.required_text(&provider, "plugin_name") else { continue };
             let config = provider.object("config", &mut self.problems);
             if plugin != "file_watcher" {
                 let text =
@@ -465,14 +463,14 @@ impl BootstrapReader {
 
     fn authorities(
         &mut self,
-        bootstrap: &BootstrapObject<'_>,
+        bootstrap: &JsonObject<'_>,
         servers: &[Arc<ServerConfig>],
     ) -> BTreeMap<String, AuthorityConfig> {
         let mut all = BTreeMap::new();
         let Some(authorities) = bootstrap.object("authorities", &mut self.problems) else { return all };
-        for (name, value) in authorities.iter() {
-            let path = authorities.path.key(short(name));
-            let Some(authority) = BootstrapObject::of(value, &path, &mut self.problems) else { continue };
+        for (name, value) in authorities.map() {
+            let path = authorities.path().key(short(name));
+            let Some(authority) = self.object(value, path) else { continue };
             let own = authority.list("xds_servers", &mut self.problems).unwrap_or_default();
             let own = self.servers(own, &path.field("xds_servers"));
             let prefix = format!("xdstp://{}/", encode_authority(name));
@@ -482,7 +480,7 @@ impl BootstrapReader {
                 let text = format!("expected {} first, found {}", quoted(&prefix), quoted(template));
                 self.problems.add(&path.field(field), text);
             }
-            if authority.is_true("fallback_on_reachability_only") {
+            if authority.value("fallback_on_reachability_only") == Some(&Value::Bool(true)) {
                 let path = path.field("fallback_on_reachability_only");
                 self.ignore(
                     &path,
@@ -501,7 +499,7 @@ impl BootstrapReader {
     }
 
     /// Builds the node. The bootstrap cannot override the user agent and the client features (A27).
-    fn node(&mut self, node: Option<&BootstrapObject<'_>>) -> Node {
+    fn node(&mut self, node: Option<&JsonObject<'_>>) -> Node {
         let mut all = Node {
             user_agent_name: "evenkeel".to_owned(),
             user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(
@@ -516,10 +514,10 @@ impl BootstrapReader {
         let Some(node) = node else { return all };
         let problems = &mut self.problems;
         let mut text =
-            |object: &BootstrapObject<'_>, name| object.text(name, problems).unwrap_or_default().to_owned();
+            |object: &JsonObject<'_>, name| object.text(name, problems).unwrap_or_default().to_owned();
         all.id = text(node, "id");
         all.cluster = text(node, "cluster");
-        all.metadata = node.object("metadata", &mut self.problems).map(|metadata| to_struct(metadata.map));
+        all.metadata = node.object("metadata", &mut self.problems).map(|metadata| to_struct(metadata.map()));
         if let Some(locality) = node.object("locality", &mut self.problems) {
             let mut text = |name| locality.text(name, &mut self.problems).map(str::to_owned);
             // Protobuf's JSON format allows both spellings.
@@ -529,6 +527,27 @@ impl BootstrapReader {
             all.locality = Some(locality).filter(|locality| *locality != Locality::default());
         }
         all
+    }
+
+    fn object<'a>(&mut self, value: &'a Value, path: FieldPath<'a>) -> Option<JsonObject<'a>> {
+        JsonObject::of(value, path, JsonRules::Bootstrap, &mut self.problems)
+    }
+
+    /// Reads a string. Reports an error if the field is missing.
+    fn required_text<'a>(&mut self, object: &JsonObject<'a>, name: &str) -> Option<&'a str> {
+        if !object.has(name) {
+            self.problems.add(&object.field(name), "is required: a string that is not empty");
+        }
+        object.text(name, &mut self.problems)
+    }
+
+    /// Reads a list. Reports an error if the field is missing or the list is empty; the result is then empty.
+    fn required_list<'a>(&mut self, object: &JsonObject<'a>, name: &str, what: &str) -> &'a [Value] {
+        let list = object.list(name, &mut self.problems);
+        if !object.has(name) || list.is_some_and(<[Value]>::is_empty) {
+            self.problems.add(&object.field(name), format!("is required: {what}"));
+        }
+        list.unwrap_or_default()
     }
 
     fn ignore(&mut self, path: &FieldPath<'_>, text: &str) {

@@ -324,7 +324,7 @@ fn broken_servers_are_reported_with_their_paths() {
         "",
         &|value| value,
         &[
-            (json!([]), "expected an object, found a list"),
+            (json!([]), "expected an object, found an empty list"),
             (json!("x"), "expected an object, found \"x\""),
             (json!({}), "xds_servers: is required: a list with at least one control plane"),
         ],
@@ -371,7 +371,7 @@ fn broken_servers_are_reported_with_their_paths() {
         "xds_servers[0].channel_creds[1].config",
         &tls,
         &[
-            (json!([]), ": expected an object, found a list"),
+            (json!([]), ": expected an object, found an empty list"),
             (json!({"certificate_file": "c"}), ".private_key_file: is required beside certificate_file"),
             (json!({"private_key_file": "k"}), ".certificate_file: is required beside private_key_file"),
             (
@@ -380,7 +380,7 @@ fn broken_servers_are_reported_with_their_paths() {
             ),
             (
                 json!({"refresh_interval": 9}),
-                ".refresh_interval: expected a duration above zero such as \"600s\" or \"0.5s\", found 9",
+                ".refresh_interval: expected a duration above zero such as \"1.5s\", found 9",
             ),
         ],
     );
@@ -417,7 +417,7 @@ fn broken_fields_are_reported_with_their_paths() {
             (json!("me"), ": expected an object, found \"me\""),
             (json!({"id": 1}), ".id: expected a string, found 1"),
             (json!({"locality": "eu"}), ".locality: expected an object, found \"eu\""),
-            (json!({"locality": {"zone": []}}), ".locality.zone: expected a string, found a list"),
+            (json!({"locality": {"zone": []}}), ".locality.zone: expected a string, found an empty list"),
             (json!({"metadata": [1]}), ".metadata: expected an object, found a list"),
         ],
     );
@@ -437,7 +437,7 @@ fn broken_fields_are_reported_with_their_paths() {
         "authorities",
         &|value| with("authorities", value),
         &[
-            (json!([]), ": expected an object, found a list"),
+            (json!([]), ": expected an object, found an empty list"),
             (json!({"a.com": 7}), "[\"a.com\"]: expected an object, found 7"),
             (
                 json!({"a.com": {"xds_servers": [{"channel_creds": [{"type": "tls"}]}]}}),
@@ -558,7 +558,7 @@ fn all_problems_are_reported_together() {
          xds_servers[0].channel_creds: is required: a list with insecure, google_default or tls; \
          xds_servers[2].server_uri: is required: a string that is not empty; \
          xds_servers[2].channel_creds: expected insecure, google_default or tls, found \"x\"; \
-         node.id: expected a string, found a list",
+         node.id: expected a string, found an empty list",
     );
     let many = json!({"xds_servers": vec![json!(1); 64]});
     assert!(problems(&many).ends_with("; and 32 more"), "{}", problems(&many));

@@ -12,18 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_core::{Code, LbConfig, Registry};
-use evenkeel_proto::prost_types;
+use evenkeel_xds::json::{JsonObject, JsonRules, expected};
 use evenkeel_xds::{FieldPath, ValidationErrors};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::call::retry::{CodeSet, MAX_ATTEMPTS, RetryPolicy, RetryThrottlingConfig};
 use crate::text::quoted;
-
-/// Maximum number of seconds of a protobuf duration: 10,000 years.
-const MAX_SECONDS: u64 = 315_576_000_000;
-
-/// Expected format of a duration, for error messages.
-const DURATION: &str = "a duration above zero such as \"1.5s\"";
 
 /// A valid service config.
 #[derive(Clone, Debug)]
@@ -116,7 +110,7 @@ impl ServiceConfigParser {
         if config.value("healthCheckConfig").is_some() {
             let text =
                 "health checks by the client (A17) are not supported; an endpoint is healthy once connected";
-            self.warn(&config.path.field("healthCheckConfig"), text);
+            self.warn(&config.field("healthCheckConfig"), text);
         }
         let policy = policy.filter(|_| self.problems.is_empty())?;
         self.warnings.extend_from_slice(policy.warnings());
@@ -124,7 +118,7 @@ impl ServiceConfigParser {
     }
 
     /// Parses `loadBalancingConfig`, or else the older `loadBalancingPolicy`. The default is `pick_first`.
-    fn policy(&mut self, config: &ConfigObject<'_>, registry: &Registry) -> Option<LbConfig> {
+    fn policy(&mut self, config: &JsonObject<'_>, registry: &Registry) -> Option<LbConfig> {
         if let Some(list) = config.value("loadBalancingConfig") {
             // The error contains the field path already.
             let policy = registry.parse(list);
@@ -133,28 +127,28 @@ impl ServiceConfigParser {
         let field = "loadBalancingPolicy";
         let name = match config.value(field) {
             None => "pick_first",
-            Some(_) => self.read(config, field, "the name of a policy", Value::as_str)?,
+            Some(_) => config.read(field, "the name of a policy", &mut self.problems, Value::as_str)?,
         };
         // gRPC accepts upper case: `ROUND_ROBIN` is `round_robin`.
         let lower = name.to_ascii_lowercase();
         let Some(known) = [name, &lower].into_iter().find(|name| registry.contains(name)) else {
             let problem = format!("expected the name of a registered policy, found {}", quoted(name));
-            self.problems.add(&config.path.field(field), problem);
+            self.problems.add(&config.field(field), problem);
             return None;
         };
         let policy = registry.parse(&json!([{ known: {} }]));
         let policy = policy.map_err(|error| {
             let problem = format!("{known} needs settings; use loadBalancingConfig instead ({error})");
-            self.problems.add(&config.path.field(field), problem);
+            self.problems.add(&config.field(field), problem);
         });
         policy.ok()
     }
 
-    fn methods(&mut self, config: &ConfigObject<'_>) -> HashMap<Box<str>, Arc<MethodConfig>> {
+    fn methods(&mut self, config: &JsonObject<'_>) -> HashMap<Box<str>, Arc<MethodConfig>> {
         // Each entry carries the path of its name, for the error about duplicates.
         let mut methods: HashMap<Box<str>, (String, Arc<MethodConfig>)> = HashMap::new();
-        let list = self.read(config, "methodConfig", "a list", Value::as_array);
-        let path = config.path.field("methodConfig");
+        let list = config.list("methodConfig", &mut self.problems);
+        let path = config.field("methodConfig");
         for (i, value) in list.into_iter().flatten().enumerate() {
             let path = path.index(i);
             let Some(object) = self.object(value, path) else { continue };
@@ -172,17 +166,17 @@ impl ServiceConfigParser {
     }
 
     /// Returns the keys of an entry's `name` list, each with its field path.
-    fn names(&mut self, entry: &ConfigObject<'_>) -> Vec<(String, Box<str>)> {
-        let list = self.read(entry, "name", "a list", Value::as_array);
-        let path = entry.path.field("name");
-        if entry.value("name").is_none() || list.is_some_and(Vec::is_empty) {
+    fn names(&mut self, entry: &JsonObject<'_>) -> Vec<(String, Box<str>)> {
+        let list = entry.list("name", &mut self.problems);
+        let path = entry.field("name");
+        if entry.value("name").is_none() || list.is_some_and(<[Value]>::is_empty) {
             self.warn(&path, "names no calls, so that the entry has no effect");
         }
         let mut names = Vec::new();
         for (i, value) in list.into_iter().flatten().enumerate() {
             let path = path.index(i);
             let Some(name) = self.object(value, path) else { continue };
-            let mut text = |field| self.read(&name, field, "a string", Value::as_str).unwrap_or_default();
+            let mut text = |field| name.text(field, &mut self.problems).unwrap_or_default();
             let name: Box<str> = match (text("service"), text("method")) {
                 ("", "") => "".into(),
                 ("", method) => {
@@ -197,10 +191,10 @@ impl ServiceConfigParser {
         names
     }
 
-    fn method(&mut self, entry: &ConfigObject<'_>) -> MethodConfig {
+    fn method(&mut self, entry: &JsonObject<'_>) -> MethodConfig {
         if entry.value("hedgingPolicy").is_some() {
             let problem = "hedging is not supported; expected retryPolicy or nothing";
-            self.problems.add(&entry.path.field("hedgingPolicy"), problem);
+            self.problems.add(&entry.field("hedgingPolicy"), problem);
         }
         let limits = [
             ("maxRequestMessageBytes", "max_encoding_message_size"),
@@ -209,25 +203,25 @@ impl ServiceConfigParser {
         for (field, method) in limits {
             if entry.value(field).is_some() {
                 let text = format!("is not applied; call {method} of the generated client instead");
-                self.warn(&entry.path.field(field), &text);
+                self.warn(&entry.field(field), &text);
             }
         }
         MethodConfig {
-            timeout: self.read(entry, "timeout", DURATION, duration),
-            wait_for_ready: self.read(entry, "waitForReady", "true or false", Value::as_bool),
+            timeout: entry.duration("timeout", &mut self.problems),
+            wait_for_ready: entry.read("waitForReady", "true or false", &mut self.problems, Value::as_bool),
             retry: self.retry_policy(entry),
         }
     }
 
-    fn retry_policy(&mut self, entry: &ConfigObject<'_>) -> Option<RetryPolicy> {
-        let value = entry.value("retryPolicy")?;
-        let policy = self.object(value, entry.path.field("retryPolicy"))?;
-        let attempts = self.required(&policy, "maxAttempts", "a whole number of 2 or more", |value| {
+    fn retry_policy(&mut self, entry: &JsonObject<'_>) -> Option<RetryPolicy> {
+        let problems = &mut self.problems;
+        let policy = entry.object("retryPolicy", problems)?;
+        let attempts = policy.required("maxAttempts", "a whole number of 2 or more", problems, |value| {
             value.as_u64().filter(|attempts| *attempts >= 2)
         });
-        let initial_backoff = self.required(&policy, "initialBackoff", DURATION, duration);
-        let max_backoff = self.required(&policy, "maxBackoff", DURATION, duration);
-        let multiplier = self.required(&policy, "backoffMultiplier", "a number above 0", above_zero);
+        let initial_backoff = policy.required_duration("initialBackoff", problems);
+        let max_backoff = policy.required_duration("maxBackoff", problems);
+        let multiplier = policy.required("backoffMultiplier", "a number above 0", problems, above_zero);
         let codes = self.codes(&policy);
         Some(RetryPolicy {
             // At most MAX_ATTEMPTS, so the cast cannot truncate.
@@ -239,12 +233,13 @@ impl ServiceConfigParser {
         })
     }
 
-    fn codes(&mut self, policy: &ConfigObject<'_>) -> Option<CodeSet> {
+    fn codes(&mut self, policy: &JsonObject<'_>) -> Option<CodeSet> {
         let field = "retryableStatusCodes";
-        let list = self.required(policy, field, "a list of at least one status code", |value| {
+        let what = "a list of at least one status code";
+        let list = policy.required(field, what, &mut self.problems, |value| {
             value.as_array().filter(|list| !list.is_empty())
         })?;
-        let path = policy.path.field(field);
+        let path = policy.field(field);
         let codes = list.iter().enumerate().map(|(i, value)| {
             let code = code(value);
             if code.is_none() {
@@ -257,102 +252,25 @@ impl ServiceConfigParser {
         codes.collect::<Vec<_>>().into_iter().collect()
     }
 
-    fn throttling(&mut self, config: &ConfigObject<'_>) -> Option<RetryThrottlingConfig> {
-        let value = config.value("retryThrottling")?;
-        let throttling = self.object(value, config.path.field("retryThrottling"))?;
-        let what = "a number from 0.001 to 1000";
-        let max_tokens = self.required(&throttling, "maxTokens", what, |value| {
+    fn throttling(&mut self, config: &JsonObject<'_>) -> Option<RetryThrottlingConfig> {
+        let problems = &mut self.problems;
+        let throttling = config.object("retryThrottling", problems)?;
+        let max_tokens = throttling.required("maxTokens", "a number from 0.001 to 1000", problems, |value| {
             above_zero(value).filter(|tokens| *tokens <= 1000.0).and_then(thousandths)
         });
-        let what = "a number of 0.001 or more";
-        let token_ratio =
-            self.required(&throttling, "tokenRatio", what, |value| above_zero(value).and_then(thousandths));
+        let token_ratio = throttling.required("tokenRatio", "a number of 0.001 or more", problems, |value| {
+            above_zero(value).and_then(thousandths)
+        });
         Some(RetryThrottlingConfig { max_tokens: max_tokens?, token_ratio: token_ratio? })
     }
 
-    fn object<'a>(&mut self, value: &'a Value, path: FieldPath<'a>) -> Option<ConfigObject<'a>> {
-        let map = value.as_object();
-        if map.is_none() {
-            self.problems.add(&path, expected("an object", value));
-        }
-        map.map(|map| ConfigObject { map, path })
-    }
-
-    /// Parses an optional field.
-    fn read<'a, T>(
-        &mut self,
-        object: &ConfigObject<'a>,
-        field: &str,
-        what: &str,
-        read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Option<T> {
-        let value = object.value(field)?;
-        let read = read(value);
-        if read.is_none() {
-            self.problems.add(&object.path.field(field), expected(what, value));
-        }
-        read
-    }
-
-    /// Parses a required field.
-    fn required<'a, T>(
-        &mut self,
-        object: &ConfigObject<'a>,
-        field: &str,
-        what: &str,
-        read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Option<T> {
-        if object.value(field).is_none() {
-            self.problems.add(&object.path.field(field), format!("is required: {what}"));
-        }
-        self.read(object, field, what, read)
+    fn object<'a>(&mut self, value: &'a Value, path: FieldPath<'a>) -> Option<JsonObject<'a>> {
+        JsonObject::of(value, path, JsonRules::Proto3, &mut self.problems)
     }
 
     fn warn(&mut self, path: &FieldPath<'_>, text: &str) {
         self.warnings.push(format!("service config: {path}: {text}"));
     }
-}
-
-/// A JSON object and its field path.
-struct ConfigObject<'a> {
-    map: &'a Map<String, Value>,
-    path: FieldPath<'a>,
-}
-
-impl<'a> ConfigObject<'a> {
-    /// Returns a field by its name in camel case. Protobuf's JSON also allows snake case, and `null` means unset.
-    fn value(&self, name: &str) -> Option<&'a Value> {
-        self.map.get(name).or_else(|| self.map.get(&snake(name))).filter(|value| !value.is_null())
-    }
-}
-
-fn snake(camel: &str) -> String {
-    let mut out = String::with_capacity(camel.len() + 4);
-    for c in camel.chars() {
-        if c.is_ascii_uppercase() {
-            out.push('_');
-        }
-        out.push(c.to_ascii_lowercase());
-    }
-    out
-}
-
-fn expected(what: &str, found: &Value) -> String {
-    let found = match found {
-        Value::String(text) => quoted(text),
-        Value::Array(list) if list.is_empty() => "an empty list".to_owned(),
-        Value::Array(_) => "a list".to_owned(),
-        Value::Object(_) => "an object".to_owned(),
-        other => other.to_string(),
-    };
-    format!("expected {what}, found {found}")
-}
-
-/// Parses a duration above zero in protobuf's JSON format.
-fn duration(value: &Value) -> Option<Duration> {
-    let duration: prost_types::Duration = value.as_str()?.parse().ok()?;
-    let duration = Duration::try_from(duration).ok()?;
-    (duration > Duration::ZERO && duration.as_secs() <= MAX_SECONDS).then_some(duration)
 }
 
 fn above_zero(value: &Value) -> Option<f64> {
@@ -381,6 +299,9 @@ fn code(value: &Value) -> Option<Code> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Expected format of a duration.
+    const DURATION: &str = "a duration above zero such as \"1.5s\"";
 
     fn read(config: &Value) -> Result<ServiceConfig, String> {
         let config = ServiceConfig::parse(&config.to_string(), &Registry::standard());
