@@ -6,20 +6,13 @@
 //! threads and clocks are not involved, so the counts are deterministic. One process makes all updates, so
 //! that valgrind starts once.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
-use evenkeel_core::{Core, Instant, LbEvent, Registry, Rng, RootPicker};
 use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
-use evenkeel_xds::ads::{
-    AdsClient, AdsEffect, AdsEvent, AdsStreamId, ChangedResources, SubscriberId, XdsVariant,
-};
-use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::resolver::{XdsResolver, XdsResolverOutput, XdsResolverUpdate};
-use evenkeel_xds::resource::{ResourceParser, ResourceType};
+use evenkeel_xds::ads::XdsVariant;
+use evenkeel_xds::resource::ResourceType;
 use prost::Message as _;
-use testkit::dialled;
+use testkit::XdsSim;
 
 use super::cell;
 use super::marks::{self, mark};
@@ -37,8 +30,6 @@ const SIZES: [usize; 4] = [10, 100, 1_000, 10_000];
 
 /// Maximum cost of an update, relative to that with the fewest endpoints.
 const FLAT: Threshold = Threshold::AtMost(1.1);
-
-const BOOTSTRAP: &str = r#"{"xds_servers": [{"server_uri": "control:1", "channel_creds": [{"type": "insecure"}]}], "node": {"id": "bench"}}"#;
 
 /// Cost of one update with this number of endpoints.
 pub(super) struct Counted {
@@ -94,22 +85,22 @@ pub(super) fn counted(sizes: &[usize]) -> Result<Vec<Counted>, Error> {
 /// and end.
 pub(super) fn work(updates: u32, sizes: &[usize]) -> Result<(), Error> {
     for &size in sizes {
-        let mut world = UpdateHarness::new()?;
+        let mut harness = UpdateHarness::new();
         let mut endpoints: Vec<SocketAddr> = (0..size).map(|i| endpoint(1, i)).collect();
-        world.take_all(&endpoints)?;
+        harness.take_all(&endpoints)?;
         endpoints.truncate(10);
         // The first updates are not counted: tables and lists grow to their final size.
         let mut messages = Vec::new();
         for update in 0..updates + WARM_UP {
             let i = update as usize % endpoints.len();
             endpoints[i] = endpoint(2 + (update as usize / 250) as u8, i * 256 + update as usize % 250);
-            messages.push(world.message(ResourceType::Endpoints, &endpoints)?);
+            messages.push(harness.message(ResourceType::Endpoints, &endpoints)?);
         }
         let (warm_up, counted) = messages.split_at(WARM_UP as usize);
-        warm_up.iter().try_for_each(|message| world.take(message))?;
+        warm_up.iter().try_for_each(|message| harness.take(message))?;
         mark();
         let (before, _) = Totals::now();
-        let result = counted.iter().try_for_each(|message| world.take(message));
+        let result = counted.iter().try_for_each(|message| harness.take(message));
         let (after, _) = Totals::now();
         mark();
         result?;
@@ -125,55 +116,30 @@ fn endpoint(generation: u8, i: usize) -> SocketAddr {
     SocketAddr::from(([10, generation, high, low], 80))
 }
 
-/// xDS client with one channel, and its environment.
+/// Simulated channel, and the number of responses that it received.
 struct UpdateHarness {
-    client: AdsClient,
-    channel: SubscriberId,
-    stream: Option<AdsStreamId>,
-    resolver: XdsResolver,
-    wanted: BTreeSet<(ResourceType, String)>,
-    core: Core,
-    picker: Option<RootPicker>,
+    sim: XdsSim,
     sent: u64,
 }
 
 impl UpdateHarness {
-    fn new() -> Result<UpdateHarness, Error> {
-        let bootstrap = Arc::new(Bootstrap::from_json(BOOTSTRAP)?);
-        let parser = ResourceParser::new(Registry::standard());
-        let mut client = AdsClient::new(bootstrap, parser, XdsVariant::Delta, Rng::fixed(1));
-        let channel = client.add_subscriber();
-        let mut world = UpdateHarness {
-            client,
-            channel,
-            stream: None,
-            resolver: XdsResolver::new("bench", "bench", "bench", 7, Arc::new(|| ())),
-            wanted: BTreeSet::new(),
-            core: Core::builder(Rng::fixed(1)).build(),
-            picker: None,
-            sent: 0,
-        };
-        world.follow(&ChangedResources::Anything);
-        world.settle();
-        Ok(world)
+    fn new() -> UpdateHarness {
+        UpdateHarness { sim: XdsSim::new("bench", XdsVariant::Delta), sent: 0 }
     }
 
     /// Applies all resources for these endpoints.
     fn take_all(&mut self, endpoints: &[SocketAddr]) -> Result<(), Error> {
         for kind in ResourceType::ALL {
             let message = self.message(kind, endpoints)?;
-            if let Some(step) = self.receive(&message)? {
-                self.apply(step);
-            }
+            self.sim.receive(&message);
         }
-        let connected = self.core.subchannel_count();
+        let connected = self.sim.core().subchannel_count();
         if connected == endpoints.len() { Ok(()) } else { Err(format!("{connected} were connected").into()) }
     }
 
     /// Applies an update, which must change the config.
     fn take(&mut self, message: &[u8]) -> Result<(), Error> {
-        let step = self.receive(message)?.ok_or("an update changed nothing")?;
-        self.apply(step);
+        self.sim.receive(message).ok_or("an update changed nothing")?;
         Ok(())
     }
 
@@ -198,68 +164,6 @@ impl UpdateHarness {
             Err(format!("no {kind}").into())
         } else {
             Ok(response.encode_to_vec())
-        }
-    }
-
-    fn receive(&mut self, bytes: &[u8]) -> Result<Option<XdsResolverUpdate>, Error> {
-        let stream = self.stream.ok_or("there is no stream")?;
-        self.client.handle(AdsEvent::Message { stream, bytes }, Instant::ORIGIN);
-        Ok(self.settle())
-    }
-
-    /// Performs the client's effects until there are none left.
-    fn settle(&mut self) -> Option<XdsResolverUpdate> {
-        let mut last = None;
-        loop {
-            while let Some(effect) = self.client.poll_effect() {
-                match effect {
-                    AdsEffect::Open { stream, .. } => {
-                        self.stream = Some(stream);
-                        self.client.handle(AdsEvent::Opened { stream }, Instant::ORIGIN);
-                    }
-                    AdsEffect::Send { stream, .. } => {
-                        self.client.handle(AdsEvent::Written { stream }, Instant::ORIGIN);
-                    }
-                    AdsEffect::Read { .. }
-                    | AdsEffect::Close { .. }
-                    | AdsEffect::Warn(_)
-                    | AdsEffect::Info(_) => {}
-                }
-            }
-            let Some((id, changed)) = self.client.poll_changed() else { return last };
-            last = self.follow(&changed).or(last);
-            self.client.processed(id);
-        }
-    }
-
-    fn follow(&mut self, changed: &ChangedResources) -> Option<XdsResolverUpdate> {
-        let (mut changed, mut last) = (changed, None);
-        loop {
-            let XdsResolverOutput { watches, update } = self.resolver.update(changed, [], &self.client);
-            last = update.or(last);
-            let Some(watches) = watches.filter(|watches| watches.resources != self.wanted) else {
-                return last;
-            };
-            self.client.watch(self.channel, watches.resources.clone(), Instant::ORIGIN);
-            self.wanted = watches.resources;
-            changed = &ChangedResources::Anything;
-        }
-    }
-
-    /// Runs passes until all dialled endpoints are connected.
-    fn apply(&mut self, step: XdsResolverUpdate) {
-        let now = Instant::ORIGIN;
-        self.core.update(step.update);
-        loop {
-            let pass = self.core.reconcile(now);
-            let dialled = dialled(&pass);
-            self.picker = pass.picker.or(self.picker.take());
-            if dialled.is_empty() && pass.wake_at.is_none_or(|at| at > now) {
-                return;
-            }
-            for id in dialled {
-                self.core.handle(LbEvent::Connected(id), now);
-            }
         }
     }
 }
