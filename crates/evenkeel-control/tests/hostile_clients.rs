@@ -15,29 +15,20 @@ use evenkeel_proto::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
 use evenkeel_proto::envoy::config::endpoint::v3::{
     ClusterLoadAssignment as Eds, ClusterStats, UpstreamLocalityStats,
 };
-use evenkeel_proto::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
-};
-use evenkeel_proto::envoy::service::load_stats::v3::{LoadStatsRequest, LoadStatsResponse};
+use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest};
+use evenkeel_proto::envoy::service::load_stats::v3::LoadStatsRequest;
 use evenkeel_proto::google::rpc;
 use evenkeel_proto::prost::{Message, Name};
 use testkit::Counting;
+use testkit::net::raw_stream::{DELTA, DeltaStream, LRS, LrsStream, RawStream, SOTW, SotwStream};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
-use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::codec::Streaming;
-use tonic::transport::{Channel, Endpoint as Address};
-use tonic::{Code, Status};
-use tonic_prost::ProstCodec;
+use tonic::Code;
+use tonic::transport::Endpoint as Address;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
-const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
-const LRS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
 
 /// Bound of every wait; reached only by a failure.
 const MAX_WAIT: Duration = Duration::from_secs(60);
@@ -91,63 +82,20 @@ impl CountedControlPlane {
 
     /// Asserts that another client is served.
     async fn serves_others(&self) {
-        let mut other = RawStream::<DiscoveryRequest, DiscoveryResponse>::open(self.address, SOTW)
-            .await
-            .expect("a stream");
+        let mut other = SotwStream::open(self.address, SOTW).await.expect("a stream");
         other.send(sotw_request::<Cds>(&["a".to_owned()]));
-        let response = soon("a response", other.responses.message()).await.expect("an open stream");
+        let response = other.message().await.expect("an open stream");
         assert_eq!(response.expect("a response").resources.len(), 1);
     }
 }
 
-/// A stream whose requests are sent as fast as the transport takes them.
-struct RawStream<Q, R> {
-    requests: UnboundedSender<Q>,
-    responses: Streaming<R>,
+/// Reads to the end of a stream, and returns its status.
+async fn status_of<Q: Message + 'static, R: Message + Default + 'static>(
+    stream: &mut RawStream<Q, R>,
+) -> (Code, String) {
+    let status = stream.status().await;
+    (status.code(), status.message().to_owned())
 }
-
-impl<Q: Message + 'static, R: Message + Default + 'static> RawStream<Q, R> {
-    async fn open(address: SocketAddr, path: &'static str) -> Result<RawStream<Q, R>, Status> {
-        let address = Address::new(format!("http://{address}")).expect("an address");
-        let channel = soon("a connection", address.connect()).await.expect("a connection");
-        RawStream::open_on(channel, path).await
-    }
-
-    async fn open_on(channel: Channel, path: &'static str) -> Result<RawStream<Q, R>, Status> {
-        let mut client = tonic::client::Grpc::new(channel);
-        client.ready().await.expect("a connection");
-        let (requests, stream) = unbounded_channel();
-        let request = tonic::Request::new(UnboundedReceiverStream::new(stream));
-        let codec = ProstCodec::<Q, R>::default();
-        let path = http::uri::PathAndQuery::from_static(path);
-        let responses = soon("a stream", client.streaming(request, path, codec)).await?.into_inner();
-        Ok(RawStream { requests, responses })
-    }
-
-    /// A stream that ended takes no more.
-    fn send(&self, request: Q) {
-        let _ = self.requests.send(request);
-    }
-
-    /// Reads to the end of the stream, and returns its status.
-    async fn end(&mut self) -> (Code, String) {
-        let end = async {
-            loop {
-                match self.responses.message().await {
-                    Ok(Some(_)) => {}
-                    Ok(None) => return Status::ok(""),
-                    Err(status) => return status,
-                }
-            }
-        };
-        let status = soon("the end of the stream", end).await;
-        (status.code(), status.message().to_owned())
-    }
-}
-
-type Sotw = RawStream<DiscoveryRequest, DiscoveryResponse>;
-type Delta = RawStream<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
-type Load = RawStream<LoadStatsRequest, LoadStatsResponse>;
 
 fn sotw_request<M: Name>(names: &[String]) -> DiscoveryRequest {
     DiscoveryRequest {
@@ -189,7 +137,7 @@ fn exhausted(text: &str) -> (Code, String) {
 #[tokio::test]
 async fn initial_versions_are_limited() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
-    let mut client = Delta::open(control.address, DELTA).await.expect("a stream");
+    let mut client = DeltaStream::open(control.address, DELTA).await.expect("a stream");
     // 137 MB in all.
     for i in 0..137 {
         let mut request = delta_request::<Cds>(if i == 0 { &["*"] } else { &[] }, &[], "");
@@ -197,7 +145,10 @@ async fn initial_versions_are_limited() {
         client.send(request);
         tokio::task::yield_now().await;
     }
-    assert_eq!(client.end().await, exhausted("a stream has at most 8388608 bytes of resource names"));
+    assert_eq!(
+        status_of(&mut client).await,
+        exhausted("a stream has at most 8388608 bytes of resource names")
+    );
     control.serves_others().await;
     let held = control.allocated_bytes();
     assert!(held < 2 << 20, "{held} bytes are held");
@@ -207,7 +158,7 @@ async fn initial_versions_are_limited() {
 #[tokio::test]
 async fn memory_per_stream_is_bounded() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
-    let client = Delta::open(control.address, DELTA).await.expect("a stream");
+    let client = DeltaStream::open(control.address, DELTA).await.expect("a stream");
     for i in 0..8 {
         let mut request = delta_request::<Cds>(&["*"], &[], "");
         request.resource_names_subscribe.extend(names(i * 10_000, 10_000));
@@ -225,7 +176,7 @@ async fn memory_per_stream_is_bounded() {
 #[tokio::test]
 async fn subscriptions_that_come_and_go_hold_nothing() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
-    let client = Delta::open(control.address, DELTA).await.expect("a stream");
+    let client = DeltaStream::open(control.address, DELTA).await.expect("a stream");
     for i in 0..100 {
         let subscribe = names(i * 1_000, 1_000);
         let mut request = delta_request::<Eds>(&[], &[], "");
@@ -236,7 +187,7 @@ async fn subscriptions_that_come_and_go_hold_nothing() {
         client.send(request);
         tokio::task::yield_now().await;
     }
-    let state_of_the_world = Sotw::open(control.address, SOTW).await.expect("a stream");
+    let state_of_the_world = SotwStream::open(control.address, SOTW).await.expect("a stream");
     for i in 0..100 {
         state_of_the_world.send(sotw_request::<Eds>(&names(i * 1_000, 1_000)));
     }
@@ -258,7 +209,7 @@ async fn guessed_nonces_fill_no_queue() {
         mesh.cluster(&format!("c{i}"), Cluster::new().endpoints(many))
     });
     control.cache.set_mesh(&mesh);
-    let client = Delta::open(control.address, DELTA).await.expect("a stream");
+    let client = DeltaStream::open(control.address, DELTA).await.expect("a stream");
     let all = ["c0", "c1", "c2", "c3", "c4", "c5"];
     for i in 0..300_usize {
         let but_one: Vec<_> = all.into_iter().filter(|name| *name != all[i % 6]).collect();
@@ -297,9 +248,9 @@ async fn limits_are_named() {
             "a type URL has at most 256 bytes",
         ),
     ] {
-        let mut client = Sotw::open(control.address, SOTW).await.expect("a stream");
+        let mut client = SotwStream::open(control.address, SOTW).await.expect("a stream");
         client.send(request);
-        assert_eq!(client.end().await, exhausted(text));
+        assert_eq!(status_of(&mut client).await, exhausted(text));
     }
     for (request, text) in [
         (delta_request::<Cds>(&[&name(51)], &[], ""), "a resource name has at most 50 bytes"),
@@ -312,9 +263,9 @@ async fn limits_are_named() {
             "a stream has at most 10 resource names",
         ),
     ] {
-        let mut client = Delta::open(control.address, DELTA).await.expect("a stream");
+        let mut client = DeltaStream::open(control.address, DELTA).await.expect("a stream");
         client.send(request);
-        assert_eq!(client.end().await, exhausted(text));
+        assert_eq!(status_of(&mut client).await, exhausted(text));
     }
     control.serves_others().await;
 }
@@ -323,10 +274,10 @@ async fn limits_are_named() {
 #[tokio::test]
 async fn rejections_are_cut() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
-    let mut client = Sotw::open(control.address, SOTW).await.expect("a stream");
+    let mut client = SotwStream::open(control.address, SOTW).await.expect("a stream");
     let wanted = ["a".to_owned()];
     client.send(sotw_request::<Eds>(&wanted));
-    let response = soon("a response", client.responses.message()).await.expect("open").expect("a response");
+    let response = client.message().await.expect("open").expect("a response");
     let error = rpc::Status { code: 3, message: "x".repeat(1 << 20), ..rpc::Status::default() };
     client.send(DiscoveryRequest {
         response_nonce: response.nonce,
@@ -341,7 +292,7 @@ async fn rejections_are_cut() {
 #[tokio::test]
 async fn load_reports_saturate() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
-    let mut client = Load::open(control.address, LRS).await.expect("a stream");
+    let mut client = LrsStream::open(control.address, LRS).await.expect("a stream");
     let report = |cluster: &str| LoadStatsRequest {
         node: Some(Node { id: "n".to_owned(), ..Node::default() }),
         cluster_stats: vec![ClusterStats {
@@ -367,7 +318,7 @@ async fn load_reports_saturate() {
     assert!(reports.iter().all(|report| report.total.issued == u64::MAX), "{reports:?}");
     assert!(control.cache.drop_stats().iter().all(|report| report.total == u64::MAX));
     client.send(report(&"c".repeat(5_000)));
-    assert_eq!(client.end().await, exhausted("a cluster name has at most 4096 bytes"));
+    assert_eq!(status_of(&mut client).await, exhausted("a cluster name has at most 4096 bytes"));
     control.serves_others().await;
 }
 
@@ -382,21 +333,21 @@ async fn streams_and_connections_are_limited() {
     let channel = soon("a connection", address.connect()).await.expect("a connection");
     let mut open = Vec::new();
     for _ in 0..2 {
-        open.push(Sotw::open_on(channel.clone(), SOTW).await.expect("a stream"));
+        open.push(SotwStream::open_on(channel.clone(), SOTW).await.expect("a stream"));
     }
-    let load = Load::open_on(channel.clone(), LRS).await.expect("a stream");
-    let refused = Sotw::open_on(channel.clone(), SOTW).await.err().expect("a refusal");
+    let load = LrsStream::open_on(channel.clone(), LRS).await.expect("a stream");
+    let refused = SotwStream::open_on(channel.clone(), SOTW).await.err().expect("a refusal");
     assert_eq!(
         (refused.code(), refused.message()),
         (Code::ResourceExhausted, "this control plane has at most 3 open streams")
     );
     open[0].send(sotw_request::<Cds>(&["a".to_owned()]));
-    let response = soon("a response", open[0].responses.message()).await.expect("an open stream");
+    let response = open[0].message().await.expect("an open stream");
     assert_eq!(response.expect("a response").resources.len(), 1);
     // The place of a stream that ended is free again.
     drop(load);
     soon("a place", async {
-        while let Err(status) = Sotw::open_on(channel.clone(), SOTW).await {
+        while let Err(status) = SotwStream::open_on(channel.clone(), SOTW).await {
             assert_eq!(status.code(), Code::ResourceExhausted);
             tokio::task::yield_now().await;
         }
@@ -408,6 +359,6 @@ async fn streams_and_connections_are_limited() {
     let read = soon("the end of the third connection", third.read(&mut [0; 64])).await;
     assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
     open[0].send(sotw_request::<Eds>(&["a".to_owned()]));
-    let response = soon("a response", open[0].responses.message()).await.expect("an open stream");
+    let response = open[0].message().await.expect("an open stream");
     assert_eq!(response.expect("a response").resources.len(), 1);
 }

@@ -37,6 +37,7 @@ pub mod control;
 pub mod frames;
 mod host;
 pub mod proxy;
+pub mod raw_stream;
 pub mod soak;
 
 use std::time::Duration;

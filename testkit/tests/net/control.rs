@@ -13,65 +13,15 @@ use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
 use evenkeel_proto::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
 };
-use evenkeel_proto::envoy::service::load_stats::v3::{LoadStatsRequest, LoadStatsResponse};
+use evenkeel_proto::envoy::service::load_stats::v3::LoadStatsRequest;
 use evenkeel_proto::google::rpc;
-use evenkeel_proto::prost::{Message, Name};
+use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::Any;
 use testkit::net::ControlPlane;
 use testkit::net::control::NamedResource;
+use testkit::net::raw_stream::{DELTA, DeltaStream, LRS, LrsStream, SOTW, SotwStream};
 use testkit::resources;
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::codec::Streaming;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::{Code, Status};
-
-use super::channel;
-
-const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
-const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
-const LRS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
-
-/// The client's end of a stream.
-struct Talk<Q, R> {
-    requests: UnboundedSender<Q>,
-    responses: Streaming<R>,
-}
-
-type Sotw = Talk<DiscoveryRequest, DiscoveryResponse>;
-type Delta = Talk<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
-type Lrs = Talk<LoadStatsRequest, LoadStatsResponse>;
-
-impl<Q, R> Talk<Q, R>
-where
-    Q: Message + Send + Sync + 'static,
-    R: Message + Default + Send + Sync + 'static,
-{
-    async fn open(control: &ControlPlane, path: &'static str) -> Result<Talk<Q, R>, Status> {
-        let mut grpc = tonic::client::Grpc::new(channel(control.address()));
-        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-        let (requests, stream) = unbounded_channel();
-        let codec = tonic_prost::ProstCodec::<Q, R>::default();
-        let stream = tonic::Request::new(UnboundedReceiverStream::new(stream));
-        let responses = grpc.streaming(stream, PathAndQuery::from_static(path), codec).await?.into_inner();
-        Ok(Talk { requests, responses })
-    }
-
-    fn say(&self, request: Q) {
-        self.requests.send(request).expect("the stream is open");
-    }
-
-    async fn hear(&mut self) -> R {
-        let response = tokio::time::timeout(Duration::from_secs(30), self.responses.message()).await;
-        response.expect("a response").expect("no error").expect("no end")
-    }
-
-    async fn end(&mut self) -> Result<(), Status> {
-        let end = tokio::time::timeout(Duration::from_secs(30), self.responses.message()).await;
-        assert!(end.expect("an end")?.is_none());
-        Ok(())
-    }
-}
+use tonic::Code;
 
 fn subscribe<T: Name>(names: &[&str]) -> DiscoveryRequest {
     DiscoveryRequest {
@@ -115,30 +65,30 @@ fn address(text: &str) -> SocketAddr {
 async fn what_exists_is_sent_at_once_and_what_changes_when_it_does() {
     let control = ControlPlane::start().await;
     control.serve("orders", "pay", &[address("10.0.0.1:80")]);
-    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
+    let mut stream = SotwStream::open(control.address(), SOTW).await.unwrap();
 
-    stream.say(subscribe::<Listener>(&["orders"]));
-    let first = stream.hear().await;
+    stream.send(subscribe::<Listener>(&["orders"]));
+    let first = stream.next().await;
     assert_eq!((names::<Listener>(&first), &*first.version_info), (vec!["orders".to_owned()], "1"));
-    stream.say(ack::<Listener>(&first, &["orders"]));
-    stream.say(subscribe::<RouteConfiguration>(&["orders"]));
-    assert_eq!(names::<RouteConfiguration>(&stream.hear().await), ["orders"]);
-    stream.say(subscribe::<ClusterLoadAssignment>(&["pay", "missing"]));
-    let endpoints = stream.hear().await;
+    stream.send(ack::<Listener>(&first, &["orders"]));
+    stream.send(subscribe::<RouteConfiguration>(&["orders"]));
+    assert_eq!(names::<RouteConfiguration>(&stream.next().await), ["orders"]);
+    stream.send(subscribe::<ClusterLoadAssignment>(&["pay", "missing"]));
+    let endpoints = stream.next().await;
     assert_eq!(names::<ClusterLoadAssignment>(&endpoints), ["pay"]);
-    stream.say(ack::<ClusterLoadAssignment>(&endpoints, &["pay", "missing"]));
+    stream.send(ack::<ClusterLoadAssignment>(&endpoints, &["pay", "missing"]));
     control.wait_acked::<ClusterLoadAssignment>().await;
 
     // A change of what nobody asked for is not sent; the next response is about the one after it.
     control.set_endpoints("other", &[]);
     control.set_endpoints("missing", &[address("10.0.0.2:80")]);
-    let endpoints = stream.hear().await;
+    let endpoints = stream.next().await;
     assert_eq!(
         (names::<ClusterLoadAssignment>(&endpoints), &*endpoints.version_info),
         (vec!["missing".to_owned()], "3")
     );
     assert_eq!(acked::<ClusterLoadAssignment>(&control), Some(1));
-    stream.say(ack::<ClusterLoadAssignment>(&endpoints, &["missing"]));
+    stream.send(ack::<ClusterLoadAssignment>(&endpoints, &["missing"]));
     control.wait_acked::<ClusterLoadAssignment>().await;
     assert_eq!(acked::<ClusterLoadAssignment>(&control), Some(3));
     assert_eq!(control.subscribed::<ClusterLoadAssignment>(), ["missing".to_owned()].into());
@@ -166,46 +116,46 @@ async fn holds_all<T: NamedResource + Default>(resource: impl Fn(&str) -> T) {
         resources.set(resource("unwanted"));
     });
     assert_eq!(control.version::<T>(), 1);
-    let mut stream = Sotw::open(&control, SOTW).await.expect("a stream");
+    let mut stream = SotwStream::open(control.address(), SOTW).await.expect("a stream");
     let wanted = ["a", "b", "c"];
-    stream.say(subscribe::<T>(&wanted));
-    let response = stream.hear().await;
+    stream.send(subscribe::<T>(&wanted));
+    let response = stream.next().await;
     assert_eq!(names::<T>(&response), ["a", "b"]);
-    stream.say(ack::<T>(&response, &wanted));
+    stream.send(ack::<T>(&response, &wanted));
 
     control.set(resource("c"));
-    let response = stream.hear().await;
+    let response = stream.next().await;
     assert_eq!(names::<T>(&response), ["a", "b", "c"]);
-    stream.say(ack::<T>(&response, &wanted));
+    stream.send(ack::<T>(&response, &wanted));
     control.remove::<T>("a");
-    let response = stream.hear().await;
+    let response = stream.next().await;
     assert_eq!(names::<T>(&response), ["b", "c"]);
 
     // Fewer names need no answer; more do, if there is nothing behind them too.
-    stream.say(ack::<T>(&response, &["b"]));
-    stream.say(ack::<T>(&response, &["b", "nothing"]));
-    assert_eq!(names::<T>(&stream.hear().await), ["b"]);
+    stream.send(ack::<T>(&response, &["b"]));
+    stream.send(ack::<T>(&response, &["b", "nothing"]));
+    assert_eq!(names::<T>(&stream.next().await), ["b"]);
 }
 
 #[tokio::test]
 async fn a_rejection_is_recorded_and_accepts_nothing() {
     let control = ControlPlane::start().await;
     control.set(resources::cluster("pay"));
-    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
-    stream.say(subscribe::<Cluster>(&["pay"]));
-    let good = stream.hear().await;
-    stream.say(ack::<Cluster>(&good, &["pay"]));
+    let mut stream = SotwStream::open(control.address(), SOTW).await.unwrap();
+    stream.send(subscribe::<Cluster>(&["pay"]));
+    let good = stream.next().await;
+    stream.send(ack::<Cluster>(&good, &["pay"]));
 
     let garbage = Any { type_url: Cluster::type_url(), value: vec![0xff] };
     control.set_raw::<Cluster>("pay", garbage.clone());
-    let bad = stream.hear().await;
+    let bad = stream.next().await;
     assert_eq!(bad.resources, [garbage]);
     let error =
         rpc::Status { code: 3, message: "cluster \"pay\": cut short".to_owned(), ..rpc::Status::default() };
     let kept = DiscoveryRequest { version_info: good.version_info, ..ack::<Cluster>(&bad, &["pay"]) };
-    stream.say(DiscoveryRequest { error_detail: Some(error), ..kept.clone() });
+    stream.send(DiscoveryRequest { error_detail: Some(error), ..kept.clone() });
     // A later request of the type still speaks of the version that is in use.
-    stream.say(DiscoveryRequest { resource_names: vec!["pay".to_owned(), "more".to_owned()], ..kept });
+    stream.send(DiscoveryRequest { resource_names: vec!["pay".to_owned(), "more".to_owned()], ..kept });
     control.wait_until(|control| control.subscribed::<Cluster>().len() == 2).await;
     assert_eq!(control.nacks(), [(Cluster::type_url(), "cluster \"pay\": cut short".to_owned())]);
     assert_eq!((acked::<Cluster>(&control), control.version::<Cluster>()), (Some(1), 2));
@@ -214,13 +164,13 @@ async fn a_rejection_is_recorded_and_accepts_nothing() {
 #[tokio::test]
 async fn an_update_of_several_types_is_sent_with_clusters_before_routes() {
     let control = ControlPlane::start().await;
-    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
-    stream.say(subscribe::<RouteConfiguration>(&["orders"]));
-    stream.say(subscribe::<ClusterLoadAssignment>(&["pay"]));
+    let mut stream = SotwStream::open(control.address(), SOTW).await.unwrap();
+    stream.send(subscribe::<RouteConfiguration>(&["orders"]));
+    stream.send(subscribe::<ClusterLoadAssignment>(&["pay"]));
     control.wait_until(|control| control.requests().len() == 2).await;
     control.serve("orders", "pay", &[address("10.0.0.1:80")]);
-    assert_eq!(names::<ClusterLoadAssignment>(&stream.hear().await), ["pay"]);
-    assert_eq!(names::<RouteConfiguration>(&stream.hear().await), ["orders"]);
+    assert_eq!(names::<ClusterLoadAssignment>(&stream.next().await), ["pay"]);
+    assert_eq!(names::<RouteConfiguration>(&stream.next().await), ["orders"]);
 }
 
 /// A request that was written before the last response was read says nothing of it.
@@ -229,17 +179,17 @@ async fn an_outdated_request_changes_nothing() {
     let control = ControlPlane::start().await;
     control.set_endpoints("a", &[]);
     control.set_endpoints("outdated", &[]);
-    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
-    stream.say(subscribe::<ClusterLoadAssignment>(&["a"]));
-    let first = stream.hear().await;
-    stream.say(ack::<ClusterLoadAssignment>(&first, &["a"]));
+    let mut stream = SotwStream::open(control.address(), SOTW).await.unwrap();
+    stream.send(subscribe::<ClusterLoadAssignment>(&["a"]));
+    let first = stream.next().await;
+    stream.send(ack::<ClusterLoadAssignment>(&first, &["a"]));
     control.set_endpoints("a", &[address("10.0.0.1:80")]);
-    let response = stream.hear().await;
-    stream.say(ack::<ClusterLoadAssignment>(&first, &["outdated"]));
-    stream.say(ack::<ClusterLoadAssignment>(&response, &["a", "b"]));
+    let response = stream.next().await;
+    stream.send(ack::<ClusterLoadAssignment>(&first, &["outdated"]));
+    stream.send(ack::<ClusterLoadAssignment>(&response, &["a", "b"]));
     control.wait_until(|control| control.subscribed::<ClusterLoadAssignment>().len() == 2).await;
     control.set_endpoints("b", &[]);
-    assert_eq!(names::<ClusterLoadAssignment>(&stream.hear().await), ["b"]);
+    assert_eq!(names::<ClusterLoadAssignment>(&stream.next().await), ["b"]);
 }
 
 #[tokio::test]
@@ -249,7 +199,7 @@ async fn the_delta_variant_sends_changes_and_removals() {
         resources.set(resources::cluster("a"));
         resources.set(resources::cluster("b"));
     });
-    let mut stream = Delta::open(&control, DELTA).await.unwrap();
+    let mut stream = DeltaStream::open(control.address(), DELTA).await.unwrap();
     let subscribe = |names: &[&str]| DeltaDiscoveryRequest {
         type_url: Cluster::type_url(),
         resource_names_subscribe: names.iter().map(|name| (*name).to_owned()).collect(),
@@ -265,30 +215,30 @@ async fn the_delta_variant_sends_changes_and_removals() {
     };
 
     // The version of a resource is the same on every stream.
-    let mut earlier = Delta::open(&control, DELTA).await.unwrap();
-    earlier.say(subscribe(&["a"]));
-    let version = earlier.hear().await.resources.remove(0).version;
+    let mut earlier = DeltaStream::open(control.address(), DELTA).await.unwrap();
+    earlier.send(subscribe(&["a"]));
+    let version = earlier.next().await.resources.remove(0).version;
     drop(earlier);
     control.wait_until(|control| control.open_streams() == 1).await;
 
     // Known resources are not sent again, and missing ones are reported as removed.
     let known = BTreeMap::from([("a".to_owned(), version)]);
-    stream.say(DeltaDiscoveryRequest { initial_resource_versions: known, ..subscribe(&["a", "b", "c"]) });
-    let response = stream.hear().await;
+    stream.send(DeltaDiscoveryRequest { initial_resource_versions: known, ..subscribe(&["a", "b", "c"]) });
+    let response = stream.next().await;
     assert_eq!(summary(&response), (vec!["b".to_owned()], vec!["c".to_owned()]));
-    stream.say(ack(&response, &[]));
+    stream.send(ack(&response, &[]));
     control.wait_acked::<Cluster>().await;
 
     control.set(resources::cluster("c"));
-    let response = stream.hear().await;
+    let response = stream.next().await;
     assert_eq!(summary(&response), (vec!["c".to_owned()], vec![]));
-    stream.say(ack(&response, &[]));
+    stream.send(ack(&response, &[]));
     control.remove::<Cluster>("b");
-    let response = stream.hear().await;
+    let response = stream.next().await;
     assert_eq!(summary(&response), (vec![], vec!["b".to_owned()]));
     assert_eq!((acked::<Cluster>(&control), control.delta_requests().len()), (Some(2), 4));
-    stream.say(ack(&response, &["a"]));
-    assert_eq!(summary(&stream.hear().await), (vec!["a".to_owned()], vec![]));
+    stream.send(ack(&response, &["a"]));
+    assert_eq!(summary(&stream.next().await), (vec!["a".to_owned()], vec![]));
     assert_eq!((acked::<Cluster>(&control), control.delta_requests().len()), (Some(3), 5));
 }
 
@@ -296,20 +246,20 @@ async fn the_delta_variant_sends_changes_and_removals() {
 async fn a_killed_control_plane_comes_back_with_what_it_held() {
     let control = ControlPlane::start().await;
     control.set(resources::cluster("pay"));
-    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
-    stream.say(subscribe::<Cluster>(&["pay"]));
-    stream.hear().await;
+    let mut stream = SotwStream::open(control.address(), SOTW).await.unwrap();
+    stream.send(subscribe::<Cluster>(&["pay"]));
+    stream.next().await;
 
     control.kill();
-    stream.end().await.expect_err("the connection is reset");
+    stream.message().await.expect_err("the connection is reset");
     assert_eq!((control.open_streams(), control.open_connections()), (0, 0));
-    assert!(Sotw::open(&control, SOTW).await.is_err());
+    assert!(SotwStream::open(control.address(), SOTW).await.is_err());
     control.set(changed_cluster("pay"));
 
     control.restart().await;
-    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
-    stream.say(subscribe::<Cluster>(&["pay"]));
-    assert_eq!(stream.hear().await.version_info, "2");
+    let mut stream = SotwStream::open(control.address(), SOTW).await.unwrap();
+    stream.send(subscribe::<Cluster>(&["pay"]));
+    assert_eq!(stream.next().await.version_info, "2");
     assert_eq!((control.streams(), control.connections()), (2, 2));
 }
 
@@ -319,45 +269,45 @@ async fn knobs_keep_it_silent_close_streams_and_refuse_them() {
     control.set(resources::cluster("pay"));
     control.only_one_stream();
     control.silent(true);
-    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
-    stream.say(subscribe::<Cluster>(&["pay"]));
+    let mut stream = SotwStream::open(control.address(), SOTW).await.unwrap();
+    stream.send(subscribe::<Cluster>(&["pay"]));
     control.wait_until(|control| control.requests().len() == 1).await;
     control.set(changed_cluster("pay"));
     control.silent(false);
-    assert_eq!(stream.hear().await.version_info, "2");
+    assert_eq!(stream.next().await.version_info, "2");
 
-    let refused = Sotw::open(&control, SOTW).await.err().expect("a second stream is refused");
+    let refused = SotwStream::open(control.address(), SOTW).await.err().expect("a second stream is refused");
     assert_eq!(refused.code(), Code::Unavailable);
     assert_eq!((control.streams(), control.open_streams()), (2, 1));
 
     control.close_streams();
-    stream.end().await.expect("it ends with status OK");
+    assert_eq!(stream.message().await.expect("the status is OK"), None);
     control.wait_until(|control| control.open_streams() == 0).await;
-    let mut stream = Sotw::open(&control, SOTW).await.expect("the first is gone");
-    stream.say(subscribe::<Cluster>(&["pay"]));
-    stream.hear().await;
+    let mut stream = SotwStream::open(control.address(), SOTW).await.expect("the first is gone");
+    stream.send(subscribe::<Cluster>(&["pay"]));
+    stream.next().await;
 }
 
 #[tokio::test]
 async fn load_reports_are_kept_and_their_interval_can_be_set() {
     let control = ControlPlane::start().await;
     control.cache().set_lrs_interval(Duration::from_millis(10));
-    let mut stream = Lrs::open(&control, LRS).await.unwrap();
+    let mut stream = LrsStream::open(control.address(), LRS).await.unwrap();
     let node = Some(Node { id: "me".to_owned(), ..Node::default() });
-    stream.say(LoadStatsRequest { node, ..LoadStatsRequest::default() });
-    let asked = stream.hear().await;
+    stream.send(LoadStatsRequest { node, ..LoadStatsRequest::default() });
+    let asked = stream.next().await;
     assert!(asked.send_all_clusters);
     assert_eq!(asked.load_reporting_interval.unwrap().nanos, 10_000_000);
     control.cache().set_lrs_interval(Duration::from_secs(5));
-    assert_eq!(stream.hear().await.load_reporting_interval.unwrap().seconds, 5);
+    assert_eq!(stream.next().await.load_reporting_interval.unwrap().seconds, 5);
 
     let stats = ClusterStats { cluster_name: "pay".to_owned(), ..ClusterStats::default() };
-    stream.say(LoadStatsRequest { cluster_stats: vec![stats.clone()], ..LoadStatsRequest::default() });
+    stream.send(LoadStatsRequest { cluster_stats: vec![stats.clone()], ..LoadStatsRequest::default() });
     control.wait_until(|control| !control.load_reports().is_empty()).await;
     assert_eq!(control.load_reports(), [stats]);
 
     control.lrs_unimplemented();
-    let refused = Lrs::open(&control, LRS).await.err().expect("no more");
+    let refused = LrsStream::open(control.address(), LRS).await.err().expect("no more");
     assert_eq!((refused.code(), control.lrs_streams()), (Code::Unimplemented, 2));
 }
 

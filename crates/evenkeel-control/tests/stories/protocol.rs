@@ -16,53 +16,10 @@ use evenkeel_proto::envoy::service::discovery::v3::{
 };
 use evenkeel_proto::google::rpc;
 use evenkeel_proto::prost::{Message, Name};
+use testkit::net::raw_stream::{DELTA, DeltaStream, LRS, SOTW, SotwStream};
 use testkit::resources;
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::codec::Streaming;
-use tonic::transport::{Channel, Endpoint as Address};
-use tonic_prost::ProstCodec;
 
 use crate::soon;
-
-const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
-const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
-
-/// A stream of discovery.
-struct RawStream<Q, R> {
-    requests: UnboundedSender<Q>,
-    responses: Streaming<R>,
-}
-
-type Sotw = RawStream<DiscoveryRequest, DiscoveryResponse>;
-type Delta = RawStream<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
-
-impl<Q: Message + 'static, R: Message + Default + 'static> RawStream<Q, R> {
-    async fn open(control: &ControlPlane, path: &'static str) -> Result<RawStream<Q, R>, tonic::Status> {
-        let address = Address::new(format!("http://{}", control.address())).expect("an address");
-        RawStream::open_on(soon("a connection", address.connect()).await.expect("a connection"), path).await
-    }
-
-    async fn open_on(channel: Channel, path: &'static str) -> Result<RawStream<Q, R>, tonic::Status> {
-        let mut client = tonic::client::Grpc::new(channel);
-        client.ready().await.expect("a connection");
-        let (requests, stream) = unbounded_channel();
-        let request = tonic::Request::new(UnboundedReceiverStream::new(stream));
-        let codec = ProstCodec::<Q, R>::default();
-        let path = http::uri::PathAndQuery::from_static(path);
-        let responses = soon("a stream", client.streaming(request, path, codec)).await?.into_inner();
-        Ok(RawStream { requests, responses })
-    }
-
-    fn send(&self, request: Q) {
-        self.requests.send(request).expect("an open stream");
-    }
-
-    async fn next(&mut self) -> R {
-        let message = soon("a response", self.responses.message()).await;
-        message.expect("an open stream").expect("a response")
-    }
-}
 
 fn node() -> Node {
     Node { id: "n".to_owned(), user_agent_name: "raw".to_owned(), ..Node::default() }
@@ -121,7 +78,7 @@ async fn serve() -> ControlPlane {
 #[tokio::test]
 async fn state_of_the_world() {
     let control = serve().await;
-    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     client.send(sotw_request::<Cds>(&["a", "b"], ""));
     let response = client.next().await;
     expect(&response, "Cluster", "1", &["a", "b"]);
@@ -152,7 +109,7 @@ async fn state_of_the_world() {
 #[tokio::test]
 async fn wildcards() {
     let control = serve().await;
-    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     client.send(sotw_request::<Lds>(&[], ""));
     let response = client.next().await;
     expect(&response, "Listener", "1", &["one", "two"]);
@@ -179,7 +136,7 @@ async fn wildcards() {
 #[tokio::test]
 async fn what_does_not_exist() {
     let control = ControlPlane::builder().serve().await.unwrap();
-    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     client.send(sotw_request::<Cds>(&[], ""));
     expect(&client.next().await, "Cluster", "0", &[]);
     client.send(sotw_request::<Eds>(&["a"], ""));
@@ -193,7 +150,7 @@ async fn what_does_not_exist() {
 #[tokio::test]
 async fn the_latest_wins() {
     let control = serve().await;
-    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     client.send(sotw_request::<Eds>(&["a"], ""));
     let first = client.next().await;
     for port in 10..20 {
@@ -215,7 +172,7 @@ async fn the_latest_wins() {
 #[tokio::test]
 async fn rejections() {
     let control = serve().await;
-    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     client.send(sotw_request::<Eds>(&["a"], ""));
     let response = client.next().await;
     client.send(nack_request(sotw_request::<Eds>(&["a"], &response.nonce), "bad port"));
@@ -265,7 +222,7 @@ fn expect_delta(response: &DeltaDiscoveryResponse, kind: &str, names: &[&str], r
 #[tokio::test]
 async fn deltas() {
     let control = serve().await;
-    let mut client = Delta::open(&control, DELTA).await.unwrap();
+    let mut client = DeltaStream::open(control.address(), DELTA).await.unwrap();
     client.send(delta_request::<Cds>(&["a", "nobody"], &[], ""));
     let response = client.next().await;
     expect_delta(&response, "Cluster", &["a"], &["nobody"]);
@@ -297,7 +254,7 @@ async fn deltas() {
 #[tokio::test]
 async fn deltas_of_everything() {
     let control = serve().await;
-    let mut client = Delta::open(&control, DELTA).await.unwrap();
+    let mut client = DeltaStream::open(control.address(), DELTA).await.unwrap();
     client.send(delta_request::<Cds>(&[], &[], ""));
     let response = client.next().await;
     expect_delta(&response, "Cluster", &["a", "b"], &[]);
@@ -325,7 +282,7 @@ async fn deltas_of_everything() {
 #[tokio::test]
 async fn a_restart_sends_nothing_twice() {
     let control = serve().await;
-    let mut client = Delta::open(&control, DELTA).await.unwrap();
+    let mut client = DeltaStream::open(control.address(), DELTA).await.unwrap();
     client.send(delta_request::<Eds>(&["a", "b"], &[], ""));
     let response = client.next().await;
     expect_delta(&response, "ClusterLoadAssignment", &["a", "b"], &[]);
@@ -334,17 +291,17 @@ async fn a_restart_sends_nothing_twice() {
     let mut again = delta_request::<Eds>(&["a", "b"], &[], "");
     again.initial_resource_versions = versions.collect();
     drop(control);
-    assert!(soon("the end", client.responses.message()).await.is_err(), "it is dropped with all connections");
+    assert!(client.message().await.is_err(), "it is dropped with all connections");
 
     let control = serve().await;
-    let mut client = Delta::open(&control, DELTA).await.unwrap();
+    let mut client = DeltaStream::open(control.address(), DELTA).await.unwrap();
     client.send(again.clone());
     client.send(delta_request::<Lds>(&["one"], &[], ""));
     expect_delta(&client.next().await, "Listener", &["one"], &[]);
     soon("nothing to tell", control.wait_acked::<Eds>()).await;
 
     control.set_mesh(&mesh().cluster("b", cluster(9)));
-    let mut client = Delta::open(&control, DELTA).await.unwrap();
+    let mut client = DeltaStream::open(control.address(), DELTA).await.unwrap();
     client.send(again);
     expect_delta(&client.next().await, "ClusterLoadAssignment", &["b"], &[]);
 }
@@ -353,7 +310,7 @@ async fn a_restart_sends_nothing_twice() {
 #[tokio::test]
 async fn clusters_come_before_routes() {
     let control = ControlPlane::builder().serve().await.unwrap();
-    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     client.send(sotw_request::<Rds>(&["one"], ""));
     client.send(sotw_request::<Eds>(&["a"], ""));
     client.send(sotw_request::<Lds>(&["one"], ""));
@@ -377,10 +334,14 @@ async fn clusters_come_before_routes() {
 async fn one_type_per_stream() {
     let control = serve().await;
     let path = "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints";
-    let mut client = Sotw::open(&control, path).await.unwrap();
+    let mut client = SotwStream::open(control.address(), path).await.unwrap();
     client.send(DiscoveryRequest { type_url: String::new(), ..sotw_request::<Eds>(&["a"], "") });
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
-    let other = Sotw::open(&control, "/envoy.service.runtime.v3.RuntimeDiscoveryService/StreamRuntime").await;
+    let other = SotwStream::open(
+        control.address(),
+        "/envoy.service.runtime.v3.RuntimeDiscoveryService/StreamRuntime",
+    )
+    .await;
     assert_eq!(other.err().map(|status| status.code()), Some(tonic::Code::Unimplemented));
 }
 
@@ -391,7 +352,7 @@ async fn a_slow_reader() {
     // Larger than any window: it stays in the server.
     let many = (0..40_000).map(|i| Endpoint::at(([10, 1, (i / 250) as u8, (i % 250) as u8], 1).into()));
     control.set_mesh(&mesh().cluster("a", Cluster::new().endpoints(many)));
-    let slow = Sotw::open(&control, SOTW).await.unwrap();
+    let slow = SotwStream::open(control.address(), SOTW).await.unwrap();
     slow.send(sotw_request::<Eds>(&["a"], ""));
     soon(
         "the request",
@@ -403,7 +364,7 @@ async fn a_slow_reader() {
         }),
     )
     .await;
-    let mut quick = Sotw::open(&control, SOTW).await.unwrap();
+    let mut quick = SotwStream::open(control.address(), SOTW).await.unwrap();
     quick.send(sotw_request::<Eds>(&["a"], ""));
     for version in 2..20 {
         let response = quick.next().await;
@@ -427,26 +388,26 @@ async fn a_slow_reader() {
 async fn quirks() {
     let control = serve().await;
     control.set_fault_modes(FaultModes { silent: true, one_stream: true, refuse_lrs: true });
-    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     client.send(sotw_request::<Eds>(&["a"], ""));
     soon(
         "the request",
         control.wait_until(|cache| cache.clients().iter().any(|client| !client.types.is_empty())),
     )
     .await;
-    let second = Sotw::open(&control, SOTW).await.err().expect("a refusal");
+    let second = SotwStream::open(control.address(), SOTW).await.err().expect("a refusal");
     assert_eq!(second.code(), tonic::Code::Unavailable);
-    let lrs = Sotw::open(&control, "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats").await;
+    let lrs = SotwStream::open(control.address(), LRS).await;
     assert_eq!(lrs.err().map(|status| status.code()), Some(tonic::Code::Unimplemented));
     assert_eq!(control.lrs_streams(), 1);
     assert_eq!(control.clients()[0].types[&Eds::type_url()].sent, None);
     control.set_fault_modes(FaultModes::default());
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
     control.close_streams();
-    assert!(matches!(soon("the end", client.responses.message()).await, Ok(None)), "OK");
+    assert!(matches!(client.message().await, Ok(None)), "OK");
     soon("no clients", control.wait_until(|cache| cache.clients().is_empty())).await;
     assert_eq!(control.streams(), 2);
-    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     client.send(sotw_request::<Eds>(&["a"], ""));
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
 }
@@ -455,7 +416,7 @@ async fn quirks() {
 #[tokio::test]
 async fn recorded_requests() {
     let control = serve().await;
-    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     client.send(sotw_request::<Eds>(&["a"], ""));
     let response = client.next().await;
     assert_eq!(control.client_requests(), []);
@@ -470,11 +431,11 @@ async fn recorded_requests() {
 #[tokio::test]
 async fn too_many_types() {
     let control = serve().await;
-    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     for i in 0..65 {
         client.send(DiscoveryRequest { type_url: format!("type {i}"), ..sotw_request::<Eds>(&["a"], "") });
     }
-    let end = soon("the end", client.responses.message()).await.expect_err("an end");
+    let end = client.message().await.expect_err("an end");
     assert_eq!(
         (end.code(), end.message()),
         (tonic::Code::ResourceExhausted, "a stream has at most 64 types")
