@@ -4,18 +4,18 @@
 //! valgrind, and those of a run without the flood are subtracted. Instructions do not depend on the machine's load. Without
 //! valgrind the scenarios run uncounted, and the test says so.
 
-#[path = "common/scripted_io.rs"]
-mod scripted_io;
+#[path = "common/memory_io.rs"]
+mod memory_io;
 
 use std::fmt::Write as _;
 use std::process::Command;
 use std::task::{Context, Waker};
 
 use bytes::Bytes;
-use evenkeel_http2::{Http2Settings, RequestHeaders, client};
-use http::{HeaderMap, Method};
+use evenkeel_http2::{Http2Settings, client};
+use http::HeaderMap;
 
-use self::scripted_io::ScriptedIo;
+use self::memory_io::{MemoryIo, request};
 
 /// Maximum number of instructions per byte, in the build that tests use. One limit for all scenarios: a flood must not pay,
 /// whatever it is made of. Header fields of four bytes cost the most, 300 to 430; most frames cost 10 to 70.
@@ -85,15 +85,7 @@ fn run(name: &str, frames: &[u8]) {
     let mut cx = Context::from_waker(Waker::noop());
     let (sender, mut driver) = client(Http2Settings::default());
     let headers = HeaderMap::new();
-    let request = RequestHeaders {
-        method: &Method::POST,
-        is_https: false,
-        authority: "a",
-        path: "/s/m",
-        extra_headers: &[],
-        headers: &headers,
-        end_stream: false,
-    };
+    let request = request(&headers, false);
     let mut streams = Vec::new();
     for _ in 0..STREAMS {
         let (mut send, recv) = sender.send(&request).expect("the connection is open");
@@ -103,8 +95,8 @@ fn run(name: &str, frames: &[u8]) {
     }
     let begin = [settings(&[(4, 10)]), frame(1, 4, 1, b"\x88"), frame(3, 0, 3, &[0, 0, 0, 8])].concat();
     let script = [begin, flood(frames)].concat();
-    let mut io = ScriptedIo { unread: &script, is_stalled: false };
-    while !io.unread.is_empty() {
+    let mut io = MemoryIo::new(&script);
+    while !io.state().is_drained() {
         let polled = driver.poll(&mut io, &mut cx);
         assert!(polled.is_pending(), "{name}: {polled:?}");
     }

@@ -3,52 +3,19 @@
 //! Inputs are interpreted in three ways: as bytes of the connection, as frames, and as steps of a conforming
 //! server while the client does not read some streams.
 
-use std::io;
-use std::pin::Pin;
+#[path = "../../../crates/evenkeel-http2/tests/common/memory_io.rs"]
+mod memory_io;
+
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use evenkeel_http2::{Http2Settings, RequestHeaders, client};
-use http::{HeaderMap, Method};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use evenkeel_http2::{Http2Settings, client};
+use http::HeaderMap;
+
+use self::memory_io::{MemoryIo, request};
 
 /// Maximum number of bytes that the client may write, for any input.
 const MAX_WRITTEN: usize = 1 << 20;
-
-/// Byte stream that delivers these bytes in pieces and counts the written ones.
-struct Script<'a> {
-    read: &'a [u8],
-    piece: usize,
-    written: usize,
-}
-
-impl AsyncRead for Script<'_> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let (now, later) = self.read.split_at(self.piece.min(self.read.len()).min(into.remaining()));
-        self.read = later;
-        into.put_slice(now);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Script<'_> {
-    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.written += bytes.len();
-        Poll::Ready(Ok(bytes.len()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
 
 /// Delivers these bytes, in pieces of this size, to a connection with three active calls. Asserts that
 /// nothing panics, the connection ends, every call ends, and writes are bounded. Returns the number of calls
@@ -61,23 +28,17 @@ pub fn check_connection(bytes: &[u8], piece: usize) -> usize {
         ..Http2Settings::default()
     });
     let headers = HeaderMap::new();
-    let request = RequestHeaders {
-        method: &Method::POST,
-        is_https: false,
-        authority: "a",
-        path: "/s/m",
-        extra_headers: &[],
-        headers: &headers,
-        end_stream: false,
-    };
+    let request = request(&headers, false);
     let mut streams: Vec<_> = (0..3).map(|_| sender.send(&request).expect("it is new")).collect();
     for (i, (send, _)) in streams.iter_mut().enumerate() {
         send.send(Bytes::from(vec![0; 40_000 * i]), i != 2).expect("the stream is open");
     }
-    let mut script = Script { read: bytes, piece: piece.max(1), written: 0 };
+    let mut io = MemoryIo::new(bytes);
+    io.state().max_read = piece.max(1);
+    io.state().is_ended = true;
     let mut heads = 0;
     for _ in 0..=bytes.len() + 1 {
-        let over = driver.poll(&mut script, &mut cx).is_ready();
+        let over = driver.poll(&mut io, &mut cx).is_ready();
         for (i, (_, recv)) in streams.iter_mut().enumerate() {
             heads += usize::from(matches!(recv.poll_head(&cx), Poll::Ready(Ok(_))));
             // The first call reads continuously, the others at the end.
@@ -89,7 +50,8 @@ pub fn check_connection(bytes: &[u8], piece: usize) -> usize {
             }
         }
         if over {
-            assert!(script.written < MAX_WRITTEN + 4 * bytes.len(), "{} bytes written", script.written);
+            let written = io.state().written.len();
+            assert!(written < MAX_WRITTEN + 4 * bytes.len(), "{written} bytes written");
             assert!(sender.send(&request).is_err(), "a connection that is over takes a request");
             return heads;
         }
@@ -148,44 +110,6 @@ const STREAM_WINDOW: u32 = 10_000;
 const CONNECTION_WINDOW: u32 = 70_000;
 const STREAMS: usize = 12;
 
-/// Byte stream between a client and the simulated server.
-#[derive(Default)]
-struct Pipe {
-    to_client: Vec<u8>,
-    from_client: Vec<u8>,
-}
-
-impl AsyncRead for Pipe {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.to_client.is_empty() {
-            return Poll::Pending;
-        }
-        let len = self.to_client.len().min(into.remaining());
-        into.put_slice(&self.to_client[..len]);
-        self.to_client.drain(..len);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Pipe {
-    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.from_client.extend_from_slice(bytes);
-        Poll::Ready(Ok(bytes.len()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
 /// Flow-control windows that the client has granted, as the server counts them.
 struct GrantedWindows {
     connection: i64,
@@ -224,27 +148,20 @@ pub fn check_unread_streams(bytes: &[u8]) {
         ..Http2Settings::default()
     });
     let headers = HeaderMap::new();
-    let request = RequestHeaders {
-        method: &Method::POST,
-        is_https: false,
-        authority: "a",
-        path: "/s/m",
-        extra_headers: &[],
-        headers: &headers,
-        end_stream: true,
-    };
-    let mut pipe = Pipe::default();
+    let request = request(&headers, true);
+    let mut io = MemoryIo::new(&[]);
     let mut streams: Vec<_> =
         (0..STREAMS).map(|_| Some(sender.send(&request).expect("the connection is open").1)).collect();
-    assert!(driver.poll(&mut pipe, &mut cx).is_pending());
-    let preface = 24.min(pipe.from_client.len());
-    pipe.from_client.drain(..preface);
+    assert!(driver.poll(&mut io, &mut cx).is_pending());
+    io.state().written.drain(..24);
     let mut granted = GrantedWindows { connection: 65_535, streams: [i64::from(STREAM_WINDOW); STREAMS] };
-    granted.update(&mut pipe.from_client);
-    push_frame(&mut pipe.to_client, 4, 0, 0, &[]);
-    for index in 0..STREAMS {
-        push_frame(&mut pipe.to_client, 1, 4, 2 * index as u32 + 1, b"\x88");
-    }
+    granted.update(&mut io.state().written);
+    io.state().send(|input| {
+        push_frame(input, 4, 0, 0, &[]);
+        for index in 0..STREAMS {
+            push_frame(input, 1, 4, 2 * index as u32 + 1, b"\x88");
+        }
+    });
     let mut unread = [0_i64; STREAMS];
     for step in bytes.chunks_exact(3).take(1_000) {
         let index = usize::from(step[0]) % STREAMS;
@@ -256,7 +173,8 @@ pub fn check_unread_streams(bytes: &[u8]) {
                 granted.connection -= len;
                 granted.streams[index] -= len;
                 unread[index] += len;
-                push_frame(&mut pipe.to_client, 0, 0, stream, &vec![index as u8; len as usize]);
+                let data = vec![index as u8; len as usize];
+                io.state().send(|input| push_frame(input, 0, 0, stream, &data));
             }
             4..=6 => {
                 let Some(recv) = &mut streams[index] else { continue };
@@ -269,11 +187,11 @@ pub fn check_unread_streams(bytes: &[u8]) {
             }
             _ => streams[index] = None,
         }
-        while !pipe.to_client.is_empty() {
-            assert!(driver.poll(&mut pipe, &mut cx).is_pending(), "the connection ends");
+        while !io.state().is_drained() {
+            assert!(driver.poll(&mut io, &mut cx).is_pending(), "the connection ends");
         }
-        assert!(driver.poll(&mut pipe, &mut cx).is_pending(), "the connection ends");
-        granted.update(&mut pipe.from_client);
+        assert!(driver.poll(&mut io, &mut cx).is_pending(), "the connection ends");
+        granted.update(&mut io.state().written);
         assert!(
             granted.connection >= i64::from(CONNECTION_WINDOW / 2),
             "unread streams hold the connection's window"

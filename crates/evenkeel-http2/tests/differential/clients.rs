@@ -1,15 +1,13 @@
 //! The two clients over a scripted byte stream, and the outcome of their calls.
 
-use std::cell::RefCell;
-use std::io;
 use std::pin::{Pin, pin};
-use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use evenkeel_http2::{Error, Http2Settings, RecvStream, RequestHeaders, SendStream, client};
-use http::{HeaderMap, Method};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use evenkeel_http2::{Error, Http2Settings, RecvStream, SendStream, client};
+use http::HeaderMap;
+
+use super::memory_io::{MemoryIo, request};
 
 /// Both clients announce these.
 pub(crate) const STREAM_WINDOW: u32 = 20_000;
@@ -66,49 +64,6 @@ pub(crate) enum CallEnd {
     Closed,
 }
 
-#[derive(Debug, Default)]
-struct Inner {
-    bytes: Vec<u8>,
-    position: usize,
-    /// End of what may be read at present.
-    limit: usize,
-    is_ended: bool,
-    written: usize,
-}
-
-/// End of a byte stream that a client holds.
-#[derive(Clone, Debug)]
-struct ScriptIo(Rc<RefCell<Inner>>);
-
-impl AsyncRead for ScriptIo {
-    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let inner = &mut *self.0.borrow_mut();
-        let rest = &inner.bytes[inner.position..inner.limit];
-        if rest.is_empty() {
-            return if inner.is_ended { Poll::Ready(Ok(())) } else { Poll::Pending };
-        }
-        let len = rest.len().min(into.remaining());
-        into.put_slice(&rest[..len]);
-        inner.position += len;
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for ScriptIo {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.0.borrow_mut().written += bytes.len();
-        Poll::Ready(Ok(bytes.len()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
 /// One of the two clients.
 trait ScriptedClient {
     /// Moves bytes. Returns true once the connection has ended.
@@ -127,19 +82,19 @@ struct PartialOutcome {
 }
 
 /// Runs a script with a client until the byte stream has ended.
-fn run(script: &ServerScript, io: &ScriptIo, mut client: impl ScriptedClient) -> Vec<CallOutcome> {
+fn run(script: &ServerScript, io: &MemoryIo, mut client: impl ScriptedClient) -> Vec<CallOutcome> {
     let mut cx = Context::from_waker(Waker::noop());
     let mut calls: Vec<PartialOutcome> = script.calls.iter().map(|_| PartialOutcome::default()).collect();
     settle(io, &mut client, &mut cx);
     for &cut in script.cuts.iter().chain([&script.bytes.len()]) {
-        io.0.borrow_mut().limit = cut;
+        io.state().limit = cut;
         if !settle(io, &mut client, &mut cx) {
             for (index, call) in calls.iter_mut().enumerate() {
                 client.poll_call(index, call, script.reads_early, &mut cx);
             }
         }
     }
-    io.0.borrow_mut().is_ended = true;
+    io.state().is_ended = true;
     // Reading may return window, and the peer is told; then the end of the byte stream is seen.
     settle(io, &mut client, &mut cx);
     for (index, call) in calls.iter_mut().enumerate() {
@@ -154,8 +109,11 @@ fn run(script: &ServerScript, io: &ScriptIo, mut client: impl ScriptedClient) ->
 }
 
 /// Polls the connection until nothing moves any more. Returns true once it has ended.
-fn settle(io: &ScriptIo, client: &mut impl ScriptedClient, cx: &mut Context<'_>) -> bool {
-    let moved = || (io.0.borrow().position, io.0.borrow().written);
+fn settle(io: &MemoryIo, client: &mut impl ScriptedClient, cx: &mut Context<'_>) -> bool {
+    let moved = || {
+        let state = io.state();
+        (state.read, state.written.len())
+    };
     let mut idle = 0;
     while idle < IDLE_POLLS {
         let before = moved();
@@ -167,9 +125,16 @@ fn settle(io: &ScriptIo, client: &mut impl ScriptedClient, cx: &mut Context<'_>)
     false
 }
 
+/// Creates the byte stream of a script, of which nothing can be read yet.
+fn server_io(script: &ServerScript) -> MemoryIo {
+    let io = MemoryIo::new(&script.bytes);
+    io.state().limit = 0;
+    io
+}
+
 /// Runs a script with our client.
 pub(crate) fn run_ours(script: &ServerScript) -> Vec<CallOutcome> {
-    let io = ScriptIo(Rc::new(RefCell::new(Inner { bytes: script.bytes.clone(), ..Inner::default() })));
+    let io = server_io(script);
     let (sender, driver) = client(Http2Settings {
         stream_window: STREAM_WINDOW,
         connection_window: CONNECTION_WINDOW,
@@ -179,15 +144,7 @@ pub(crate) fn run_ours(script: &ServerScript) -> Vec<CallOutcome> {
     let headers = HeaderMap::new();
     let mut streams = Vec::new();
     for body in &script.calls {
-        let request = RequestHeaders {
-            method: &Method::POST,
-            is_https: false,
-            authority: "a",
-            path: "/s/m",
-            extra_headers: &[],
-            headers: &headers,
-            end_stream: *body == RequestBody::Absent,
-        };
+        let request = request(&headers, *body == RequestBody::Absent);
         let (mut send, recv) = sender.send(&request).expect("the connection is new");
         if *body != RequestBody::Absent {
             send.send(Bytes::from_static(&[7; 10]), *body == RequestBody::Sent).expect("the stream is open");
@@ -202,7 +159,7 @@ pub(crate) fn run_ours(script: &ServerScript) -> Vec<CallOutcome> {
 
 struct OurClient {
     driver: evenkeel_http2::ConnectionDriver,
-    io: ScriptIo,
+    io: MemoryIo,
     streams: Vec<(SendStream, RecvStream)>,
     is_ended: bool,
 }
@@ -256,7 +213,7 @@ fn our_end(error: &Error) -> CallEnd {
 
 /// Runs a script with h2's client.
 pub(crate) fn run_h2(script: &ServerScript) -> Vec<CallOutcome> {
-    let io = ScriptIo(Rc::new(RefCell::new(Inner { bytes: script.bytes.clone(), ..Inner::default() })));
+    let io = server_io(script);
     let mut builder = h2::client::Builder::new();
     builder
         .initial_window_size(STREAM_WINDOW)
@@ -286,7 +243,7 @@ pub(crate) fn run_h2(script: &ServerScript) -> Vec<CallOutcome> {
 }
 
 struct H2Client {
-    connection: h2::client::Connection<ScriptIo, Bytes>,
+    connection: h2::client::Connection<MemoryIo, Bytes>,
     streams: Vec<H2Stream>,
     is_ended: bool,
 }

@@ -9,5 +9,7 @@
 mod clients;
 mod echo;
 mod hpack;
+#[path = "../common/memory_io.rs"]
+mod memory_io;
 mod scripts;
 mod wire;

@@ -2,8 +2,8 @@
 
 mod against_h2;
 mod memory;
-#[path = "../common/scripted_io.rs"]
-mod scripted_io;
+#[path = "../common/memory_io.rs"]
+mod memory_io;
 mod stalled_peer;
 mod windows;
 mod wire;

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 use evenkeel_http2::{ConnectionDriver, RecvStream, SendStream, client};
 use testkit::Counting;
 
-use super::scripted_io::ScriptedIo;
+use super::memory_io::{MemoryIo, request};
 use super::*;
 
 #[global_allocator]
@@ -31,15 +31,7 @@ impl Connection {
     fn open(count: usize) -> Connection {
         let (sender, driver) = client(Http2Settings::default());
         let headers = HeaderMap::new();
-        let request = RequestHeaders {
-            method: &Method::POST,
-            is_https: false,
-            authority: "orders",
-            path: "/s/m",
-            headers: &headers,
-            extra_headers: &[],
-            end_stream: true,
-        };
+        let request = request(&headers, true);
         let streams = (0..count).map(|_| sender.send(&request).expect("a connection that is open")).collect();
         let mut connection = Connection { driver, streams, _sender: sender };
         let heads = (0..count).flat_map(|at| frame(1, 4, id(at), &[0x88]));
@@ -52,8 +44,8 @@ impl Connection {
 
     /// Has the connection read all of these bytes.
     fn feed(&mut self, bytes: &[u8]) {
-        let mut io = ScriptedIo { unread: bytes, is_stalled: false };
-        while !io.unread.is_empty() {
+        let mut io = MemoryIo::new(bytes);
+        while !io.state().is_drained() {
             let polled = self.driver.poll(&mut io, &mut Context::from_waker(Waker::noop()));
             assert!(polled.is_pending(), "{polled:?}");
         }

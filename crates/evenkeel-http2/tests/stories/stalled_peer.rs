@@ -7,7 +7,7 @@ use testkit::Counting;
 use tokio::io::DuplexStream;
 
 use super::against_h2::echo;
-use super::scripted_io::ScriptedIo;
+use super::memory_io::{MemoryIo, request};
 use super::*;
 
 /// Number of calls that are begun and cancelled.
@@ -17,17 +17,7 @@ const CALLS: usize = 100_000;
 const MAX_HELD: i64 = 300 << 10;
 
 fn send(sender: &SendRequest, headers: &HeaderMap, end_stream: bool) -> (SendStream, RecvStream) {
-    let (method, extra_headers) = (&Method::POST, &[]);
-    let request = RequestHeaders {
-        method,
-        is_https: false,
-        authority: "orders",
-        path: "/s/m",
-        extra_headers,
-        headers,
-        end_stream,
-    };
-    sender.send(&request).expect("the connection is open")
+    sender.send(&request(headers, end_stream)).expect("the connection is open")
 }
 
 /// Headers that are encoded in full with each request.
@@ -62,7 +52,8 @@ fn cancel_one(sender: &SendRequest, headers: &HeaderMap, way: usize) {
 }
 
 fn poll(driver: &mut ConnectionDriver, is_stalled: bool) {
-    let mut io = ScriptedIo { unread: &[], is_stalled };
+    let mut io = MemoryIo::new(&[]);
+    io.state().is_stalled = is_stalled;
     let polled = driver.poll(&mut io, &mut Context::from_waker(Waker::noop()));
     assert!(polled.is_pending(), "{polled:?}");
 }
