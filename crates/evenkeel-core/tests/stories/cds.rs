@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use testkit::{CoreSim, Picked, secs};
 
 use crate::discovered::{Discovered, dns, eds, failure, find_all, lb_policy, set, spine, world};
+use crate::fn_policy;
 
 fn cds(cluster: &str) -> Value {
     json!([{"cds_experimental": {"cluster": cluster}}])
@@ -367,27 +368,6 @@ fn the_second_config_of_the_walk_through_works() {
     }
 }
 
-/// Counts its runs.
-#[derive(Default)]
-struct Counted(Arc<AtomicUsize>, CachedState<()>);
-
-impl Policy for Counted {
-    type Config = ();
-
-    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
-        Ok(())
-    }
-
-    fn reconcile(&mut self, (): &(), _: &Endpoints, _: &mut Cx<'_>) -> LbState {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        self.1.get_or_build((), |()| LbState::connecting())
-    }
-
-    fn describe(&self, _: &DescribeCx<'_>) -> Description {
-        Description::new()
-    }
-}
-
 /// One changed cluster among a thousand runs its own policies and no other; an update that changes nothing runs nobody.
 #[test]
 fn only_the_cluster_that_changed_runs() {
@@ -395,7 +375,10 @@ fn only_the_cluster_that_changed_runs() {
     let runs = Arc::new(AtomicUsize::new(0));
     let mut registry = Registry::standard();
     let shared = runs.clone();
-    registry.register_with("counted", move || Counted(shared.clone(), CachedState::default()));
+    fn_policy::register(&mut registry, "counted", move |_, _| {
+        shared.fetch_add(1, Ordering::Relaxed);
+        LbState::connecting()
+    });
     let counted = registry.parse(&json!([{"counted": {}}])).expect("it is registered");
     let leaf = |i: usize| {
         let lb_policy = counted.clone();

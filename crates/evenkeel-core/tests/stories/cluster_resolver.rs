@@ -10,13 +10,14 @@ use evenkeel_core::policy::{
     FailurePercentageEjection, OutlierSettings, SuccessRateEjection,
 };
 use evenkeel_core::{
-    CachedState, Code, ConfigError, ConfigFields, ConnectivityState, Core, Cx, DescribeCx, Description,
-    Endpoint, Endpoints, LbConfig, LbState, Policy, Registry, Rng, Status,
+    Code, ConfigError, ConfigFields, ConnectivityState, Core, Cx, DescribeCx, Description, Endpoint,
+    Endpoints, LbConfig, LbState, Policy, Registry, Rng, Status,
 };
 use serde_json::{Value, json};
 use testkit::{CoreSim, secs};
 
 use crate::discovered::{Discovered, dns, eds, failure, find_all, lb_policy, set, spine, world};
+use crate::fn_policy;
 
 /// A config with these discovery mechanisms over round_robin.
 fn config(mechanisms: &Value) -> Value {
@@ -305,36 +306,19 @@ fn drops_are_those_of_the_endpoints() {
     assert_eq!((world.letters(2), world.closed()), ("aa".to_owned(), vec![]));
 }
 
-/// Connects to nothing; counts its runs under its first endpoint's address.
-struct Counted(Arc<[AtomicUsize; 3]>, CachedState<()>);
-
-impl Policy for Counted {
-    type Config = ();
-
-    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
-        Ok(())
-    }
-
-    fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        let first = endpoints.iter().next().map(|endpoint| endpoint.addresses()[0].to_string());
-        let index = ["a", "b", "c"].iter().position(|address| Some(*address) == first.as_deref());
-        self.0[index.expect("one of three")].fetch_add(1, Ordering::Relaxed);
-        let status = cx.unavailable("scripted");
-        self.1.get_or_build((), |()| LbState::failing(status))
-    }
-
-    fn describe(&self, _: &DescribeCx<'_>) -> Description {
-        Description::new()
-    }
-}
-
 /// One changed priority does not run the others, nor does anything run for a set that reads the same.
 #[test]
 fn only_the_priority_that_changed_runs() {
     let runs: Arc<[AtomicUsize; 3]> = Arc::default();
     let shared = runs.clone();
     let mut registry = Registry::standard();
-    registry.register_with("counted", move || Counted(shared.clone(), CachedState::default()));
+    // Counts its runs by its first endpoint, and connects to none.
+    fn_policy::register(&mut registry, "counted", move |endpoints, cx| {
+        let first = endpoints.iter().next().map(|endpoint| endpoint.addresses()[0].to_string());
+        let index = ["a", "b", "c"].iter().position(|address| Some(*address) == first.as_deref());
+        shared[index.expect("one of three")].fetch_add(1, Ordering::Relaxed);
+        LbState::failing(cx.unavailable("scripted"))
+    });
     let config = json!([{"xds_cluster_resolver_experimental": {
         "discoveryMechanisms": [{"cluster": "one"}, {"cluster": "two"}], "xdsLbPolicy": [{"counted": {}}],
     }}]);

@@ -10,6 +10,7 @@ mod custom;
 mod discovered;
 mod docs;
 mod edf_weighted_round_robin;
+mod fn_policy;
 mod least_request;
 mod listeners;
 mod load;

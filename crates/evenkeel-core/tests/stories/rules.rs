@@ -269,32 +269,17 @@ fn trackers_are_told_exactly_once() {
 /// A pass runs the policies that something changed for, and those above them; an idle pass runs nobody.
 #[test]
 fn only_what_changed_runs() {
-    #[derive(Default)]
-    struct Counted(Arc<AtomicUsize>, CachedState<()>);
-    impl Policy for Counted {
-        type Config = ();
-
-        fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
-            Ok(())
-        }
-
-        fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-            self.0.fetch_add(1, Ordering::Relaxed);
+    let runs: [Arc<AtomicUsize>; 2] = Default::default();
+    let mut registry = Registry::standard();
+    for (name, runs) in ["one", "two"].into_iter().zip(runs.clone()) {
+        crate::fn_policy::register(&mut registry, name, move |endpoints, cx| {
+            runs.fetch_add(1, Ordering::Relaxed);
             for endpoint in endpoints.iter() {
                 let id = cx.subchannel(&endpoint.addresses()[0]).id();
                 cx.connect(id);
             }
-            self.1.get_or_build((), |()| LbState::connecting())
-        }
-
-        fn describe(&self, _: &DescribeCx<'_>) -> Description {
-            Description::new()
-        }
-    }
-    let runs: [Arc<AtomicUsize>; 2] = Default::default();
-    let mut registry = Registry::standard();
-    for (name, runs) in ["one", "two"].into_iter().zip(runs.clone()) {
-        registry.register_with(name, move || Counted(runs.clone(), CachedState::default()));
+            LbState::connecting()
+        });
     }
     let config = json!([{"xds_cluster_manager_experimental": {"children": {
         "one": {"childPolicy": [{"one": {}}]}, "two": {"childPolicy": [{"two": {}}]},
