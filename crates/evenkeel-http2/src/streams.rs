@@ -24,12 +24,12 @@
 //! the wire: `fill_write_buffer` sends END_STREAM behind the queued data. A reset keeps the receive state and
 //! sets `error` instead; [`Http2Stream::is_open`] covers both.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 use std::task::Waker;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
+use rustc_hash::FxHashMap;
 
 use crate::error::Error;
 use crate::recv_buffer::RecvBuffer;
@@ -137,8 +137,9 @@ pub(crate) type StreamIndex = u32;
 pub(crate) struct StreamStore {
     slots: Vec<Http2Stream>,
     free: Vec<StreamIndex>,
-    /// Slots of the open streams, by stream id. Frames of other streams are ignored.
-    open: HashMap<u32, StreamIndex, BuildHasherDefault<IdHasher>>,
+    /// Slots of the open streams, by stream id. Frames of other streams are ignored. The client assigns the ids, so a
+    /// peer cannot choose colliding ones and an unkeyed hash is safe.
+    open: FxHashMap<u32, StreamIndex>,
     /// Open streams that wait for their send window, in any order.
     blocked: Vec<StreamIndex>,
     /// Number of streams visited, for tests that bound the work.
@@ -318,27 +319,5 @@ impl Http2Stream {
         if self.queue.capacity() > MAX_IDLE_CAPACITY {
             self.queue = VecDeque::new();
         }
-    }
-}
-
-/// Hasher for stream ids. The client assigns them, so a peer cannot choose colliding ones, and one multiplication is
-/// enough.
-#[derive(Debug, Default)]
-pub(crate) struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u32(u32::from(*byte));
-        }
-    }
-
-    fn write_u32(&mut self, id: u32) {
-        // 2^64 divided by the golden ratio.
-        self.0 = (self.0.rotate_left(32) ^ u64::from(id)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0 ^ (self.0 >> 32)
     }
 }

@@ -2,7 +2,6 @@
 
 pub(crate) mod builder;
 pub(crate) mod driver;
-pub(crate) mod id_map;
 pub(crate) mod pass_pacer;
 pub(crate) mod snapshot;
 

@@ -13,9 +13,8 @@ use std::mem;
 use std::time::Duration;
 
 use evenkeel_core::{Address, Instant, SubchannelId};
+use rustc_hash::FxHashMap;
 use tokio::task::AbortHandle;
-
-use crate::channel::id_map::IdMap;
 
 /// Limits on the number of counted attempts in progress: initially, and after many have finished.
 const INITIAL_LIMIT: usize = 16;
@@ -45,7 +44,7 @@ pub(crate) struct ConnectRequest {
 /// Connection attempts of a channel. Dropping the queue cancels those in progress.
 #[derive(Debug)]
 pub(crate) struct ConnectQueue {
-    all: IdMap<QueuedConnect>,
+    all: FxHashMap<SubchannelId, QueuedConnect>,
     /// Attempts that have not started, in order. Cancelled ones remain until they reach the front.
     waiting: VecDeque<ConnectRequest>,
     /// Start times of the attempts that may count against the limit, in order.
@@ -75,7 +74,7 @@ impl ConnectQueue {
     /// Returns an empty queue for a runtime with this number of worker threads.
     pub(crate) fn new(workers: usize) -> ConnectQueue {
         ConnectQueue {
-            all: IdMap::default(),
+            all: FxHashMap::default(),
             waiting: VecDeque::new(),
             started: VecDeque::new(),
             in_progress: 0,

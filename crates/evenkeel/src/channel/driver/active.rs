@@ -8,6 +8,7 @@ use evenkeel_core::{
 };
 use evenkeel_xds::resolver::XdsResolverUpdate;
 use evenkeel_xds::routing::ConfigSelector;
+use rustc_hash::FxHashMap;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -15,7 +16,6 @@ use crate::call::InFlightCalls;
 use crate::channel::driver::DriverConfig;
 use crate::channel::driver::connection_events::ConnectionEvent;
 use crate::channel::driver::load_watches::LoadWatches;
-use crate::channel::id_map::IdMap;
 use crate::channel::pass_pacer::{PassPacer, PassUrgency};
 use crate::channel::snapshot::{ChannelState, ConnectionMap, SnapshotPublisher};
 use crate::resolver::dns::DnsResolver;
@@ -47,7 +47,7 @@ pub(super) struct ActiveChannel {
     pub(super) released_values: ReleasedValues,
     pub(super) load: LoadWatches,
     pub(super) metrics: ChannelMetrics,
-    pub(super) meters: IdMap<ConnectionMeter>,
+    pub(super) meters: FxHashMap<SubchannelId, ConnectionMeter>,
     /// True if the published snapshot is out of date.
     pub(super) is_dirty: bool,
     /// True if the last pass resulted in READY.
@@ -94,7 +94,7 @@ impl ActiveChannel {
             connections: ConnectionMap::default(),
             load: LoadWatches::new(settings, reporter.clone()),
             metrics: settings.metrics.clone(),
-            meters: IdMap::default(),
+            meters: FxHashMap::default(),
             reports,
             reporter,
             connect_queue: ConnectQueue::new(Handle::current().metrics().num_workers()),

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_core::SubchannelId;
+use rustc_hash::FxHashMap;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use crate::channel::DefaultHeaders;
 use crate::channel::driver::DriverConfig;
 use crate::channel::driver::connection_events::ConnectionEvent;
-use crate::channel::id_map::IdMap;
 use crate::load::oob::{self, LoadStreamConfig};
 use crate::telemetry::metrics::ChannelMetrics;
 use crate::transport::connection::Connection;
@@ -21,7 +21,7 @@ pub(super) struct LoadWatches {
     default_headers: DefaultHeaders,
     metrics: ChannelMetrics,
     reporter: mpsc::UnboundedSender<ConnectionEvent>,
-    all: IdMap<LoadWatch>,
+    all: FxHashMap<SubchannelId, LoadWatch>,
 }
 
 struct LoadWatch {
@@ -35,7 +35,7 @@ impl LoadWatches {
         reporter: mpsc::UnboundedSender<ConnectionEvent>,
     ) -> LoadWatches {
         let (default_headers, metrics) = (settings.default_headers.clone(), settings.metrics.clone());
-        LoadWatches { default_headers, metrics, reporter, all: IdMap::default() }
+        LoadWatches { default_headers, metrics, reporter, all: FxHashMap::default() }
     }
 
     /// Sets the report interval for this connection and its successors; `None` ends the reports. The stream is
