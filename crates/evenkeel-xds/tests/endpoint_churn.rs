@@ -1,4 +1,4 @@
-//! Memory of a client whose endpoints change all the time. A program of its own, since its allocator counts.
+//! Memory of a client whose endpoints change continuously. It is a program of its own, since its allocator counts.
 
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
@@ -78,8 +78,8 @@ fn replacing_one_percent_costs_one_percent() {
     let (first, connected) = Counting::during(|| client.receive(&message));
     assert_eq!(connected, Some(ENDPOINTS));
 
-    // Twice the endpoints, and back. A hash table that is more than half full doubles at some random later update; one that
-    // has held twice as many does not, so that any growth from here on is a leak.
+    // Twice the endpoints, and back. A hash table that is more than half full doubles at some random later update. A
+    // table that has held twice as many does not, so any growth from here on is a leak.
     window.change(0, ENDPOINTS);
     assert_eq!(client.receive(&window.response()), Some(ENDPOINTS));
     window.change(ENDPOINTS, 0);

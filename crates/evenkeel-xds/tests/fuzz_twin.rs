@@ -1,5 +1,5 @@
-//! The checks of the fuzz targets, on generated cases with every test run: bytes of all kinds, valid resources with a few
-//! bytes changed, nesting without end, names without end.
+//! Checks of the fuzz targets, on generated cases in every test run: arbitrary bytes, valid resources with a few
+//! bytes changed, deep nesting, and long names.
 
 #![expect(
     clippy::disallowed_methods,
@@ -31,13 +31,14 @@ use checks::Resources;
 
 static RESOURCES: LazyLock<Resources> = LazyLock::new(Resources::new);
 
-/// fault 36: each seed is fit for use, and each byte of it may be another, or the last.
+/// fault 36: every seed is accepted. A seed with any one byte changed, or truncated at any byte, is accepted or
+/// rejected without a panic.
 #[test]
-fn every_byte_of_every_seed_may_be_another() {
+fn every_seed_survives_changed_bytes() {
     for kind in ResourceType::ALL {
         let (mut accepted, mut rejected) = (0, 0);
         for seed in checks::seeds(kind) {
-            assert!(RESOURCES.check(kind, &seed), "the seeds of a {kind} are fit for use");
+            assert!(RESOURCES.check(kind, &seed), "the seeds of a {kind} are valid");
             for at in 0..seed.len() {
                 let mut tried = vec![seed[..at].to_vec()];
                 for byte in [0, seed[at] ^ 1, seed[at].wrapping_add(1), 0x7f, 0x80, 0xff] {
@@ -54,7 +55,7 @@ fn every_byte_of_every_seed_may_be_another() {
     }
 }
 
-/// One change of some bytes.
+/// A change of some bytes of a message.
 #[derive(Clone, Debug)]
 enum Change {
     Set(Index, u8),
@@ -156,9 +157,9 @@ const PARTS: &[&str] = &[
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(30_000))]
 
-    /// fault 36
+    /// fault 36: resources with a few bytes changed are accepted or rejected.
     #[test]
-    fn changed_resources_are_used_or_refused(kind in kinds(), seed in any::<Index>(), changes in changes()) {
+    fn changed_resources_are_accepted_or_rejected(kind in kinds(), seed in any::<Index>(), changes in changes()) {
         let mut bytes = seed.get(&checks::seeds(kind)).clone();
         for change in &changes {
             change.apply(&mut bytes);
@@ -166,9 +167,9 @@ proptest! {
         RESOURCES.check(kind, &bytes);
     }
 
-    /// fault 36
+    /// fault 36: responses with a few bytes changed end in an ACK, a NACK or a closed stream.
     #[test]
-    fn changed_responses_are_answered(
+    fn changed_responses_do_not_panic(
         kind in kinds(),
         variant in prop::sample::select(vec![XdsVariant::StateOfTheWorld, XdsVariant::Delta]),
         changes in changes(),
@@ -181,13 +182,13 @@ proptest! {
         checks::check_response(variant, &bytes);
     }
 
-    /// fault 36
+    /// fault 36: arbitrary bytes are rejected as a resource.
     #[test]
-    fn bytes_are_no_resource(kind in kinds(), bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+    fn arbitrary_bytes_are_rejected(kind in kinds(), bytes in prop::collection::vec(any::<u8>(), 0..100)) {
         RESOURCES.check(kind, &bytes);
     }
 
-    /// fault 36
+    /// fault 36: arbitrary text is parsed as a bootstrap or a resource name, or is rejected as both.
     #[test]
     fn text_is_a_bootstrap_or_a_name_or_neither(parts in prop::collection::vec(prop::sample::select(PARTS), 0..30)) {
         let text = parts.concat();
@@ -196,7 +197,7 @@ proptest! {
     }
 }
 
-/// fault 36: what is said about a resource has an end, however much was sent.
+/// fault 36: the text of an error is bounded, however long the names in the resource are.
 #[test]
 fn long_names_are_not_repeated() {
     let long = "n".repeat(1 << 20);
@@ -243,17 +244,18 @@ fn long_names_are_not_repeated() {
     ] {
         try_one(ResourceType::Endpoints, load.encode_to_vec());
     }
-    assert!(rejected > 8, "only {rejected} were refused");
+    assert!(rejected > 8, "only {rejected} were rejected");
 }
 
-/// A message around a message around a message, made from the inside out, so that a level costs what it adds.
+/// Builder of nested messages, from the innermost to the outermost, so that each level costs only the bytes that it
+/// adds.
 #[derive(Default)]
 struct NestedMessages {
     reversed: Vec<u8>,
 }
 
 impl NestedMessages {
-    /// What there is so far becomes field `number` of a message that has `before` in front of it.
+    /// Wraps the message as field `number` of a message that starts with `before`.
     fn wrap(mut self, before: &[u8], number: u8) -> NestedMessages {
         let mut head = before.to_vec();
         head.push(number << 3 | 2);
@@ -262,7 +264,7 @@ impl NestedMessages {
         self
     }
 
-    /// What there is so far becomes an `Any` that says it is an `M`.
+    /// Wraps the message in an `Any` with the type URL of `M`.
     fn any<M: Name>(self) -> NestedMessages {
         let type_url = Any { type_url: M::type_url(), value: Vec::new() }.encode_to_vec();
         self.wrap(&type_url, 2)
@@ -282,7 +284,7 @@ impl NestedMessages {
     }
 }
 
-/// Nested resources of every kind that we know to nest.
+/// Returns resources of every kind that can be nested.
 fn nested(levels: usize) -> Vec<(&'static str, ResourceType, Vec<u8>)> {
     let key_a = [0x0a, 1, b'a'];
     // A `Struct` with a field `a`, whose value is a `Struct` with a field `a`.
@@ -295,7 +297,7 @@ fn nested(levels: usize) -> Vec<(&'static str, ResourceType, Vec<u8>)> {
         let type_url = TypedStruct { type_url: "x/round_robin".to_owned(), value: None }.encode_to_vec();
         in_struct(value).wrap(&type_url, 2).any::<TypedStruct>()
     };
-    // Policies over policies, each in an `Any`, for which protobuf has no limit.
+    // Policies over policies, each in an `Any`, for which protobuf has no recursion limit.
     let policies = NestedMessages::default()
         .times(levels, |nest| nest.any::<WrrLocality>().wrap(&[], 2).wrap(&[], 4).wrap(&[], 1).wrap(&[], 1))
         .any::<WrrLocality>();
@@ -311,7 +313,8 @@ fn nested(levels: usize) -> Vec<(&'static str, ResourceType, Vec<u8>)> {
         let list = checks::policies([("nested", policy)]);
         Cluster { load_balancing_policy: Some(list), ..resources::cluster("a") }.encode_to_vec()
     };
-    // Fields that stand last count, and messages may come in parts: what cannot be a value of ours is appended.
+    // The last value of a field counts, and an encoded message may come in parts, so fields outside our copy of the
+    // protocol are appended.
     let with_metadata = |value: NestedMessages| {
         let metadata = in_struct(value).wrap(&key_a, 2).wrap(&[], 1).bytes();
         let mut bytes = resources::cluster("a").encode_to_vec();
@@ -353,9 +356,10 @@ fn nested(levels: usize) -> Vec<(&'static str, ResourceType, Vec<u8>)> {
     ]
 }
 
-/// fault 39: ten thousand levels are refused, and the levels at which limits lie pass or are refused, on a stack of 2 MiB.
+/// fault 39: ten thousand levels of nesting are rejected. Depths around the limits are accepted or rejected, all on a
+/// stack of 2 MiB.
 #[test]
-fn nesting_has_an_end() {
+fn deep_nesting_is_rejected() {
     let body = || {
         for levels in (14..20).chain(44..54).chain(94..104).chain([1_000]) {
             for (_, kind, bytes) in nested(levels) {

@@ -1,5 +1,5 @@
-//! What reading resources costs in memory, counted by the allocator: no more per item where there are many, and little for what
-//! is refused.
+//! Memory that parsing resources allocates, counted by the allocator: constant per item, and little for a resource
+//! that is rejected.
 
 use evenkeel_core::Registry;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
@@ -22,11 +22,11 @@ static ALLOCATOR: Counting = Counting;
 
 const MANY: usize = 100_000;
 
-/// How much may be allocated for a byte that is refused: a listener is copied as it is opened, while decoding what is
-/// tested here takes fifty times as much and more.
+/// Maximum of bytes allocated per byte of a rejected resource. A listener is copied when its `Any` is opened.
+/// Decoding the resources of these tests would allocate more than fifty times their size.
 const TIMES: u64 = 3;
 
-/// What is wrong with the bytes, which must be told for little more memory than they take themselves.
+/// Returns the error of a resource, and checks that rejecting it allocated at most [`TIMES`] its size.
 fn refused(kind: ResourceType, bytes: Vec<u8>) -> String {
     let mut parser = ResourceParser::new(Registry::standard());
     parser.limits.endpoints = 1_000;
@@ -48,7 +48,7 @@ fn of_empty_endpoints() -> ClusterLoadAssignment {
     assignment(vec![LocalityLbEndpoints { lb_endpoints, ..LocalityLbEndpoints::default() }; 4])
 }
 
-/// FAULTS 5.3 rule 4: two bytes on the wire are hundreds in memory, and so are not decoded beyond the limit.
+/// A list over the limit is rejected before it is decoded, since two bytes on the wire become hundreds in memory.
 #[test]
 fn a_long_list_is_refused_before_it_is_decoded() {
     let endpoints = of_empty_endpoints();
@@ -80,10 +80,10 @@ fn a_long_list_is_refused_before_it_is_decoded() {
     );
 }
 
-/// A length that reaches beyond its message is a lie, and what it covers is counted all the same: decoding would go
-/// there before it notices.
+/// A length prefix beyond the end of its message is invalid. Its items are counted all the same, because the decoder
+/// would allocate them before it notices.
 #[test]
-fn lengths_that_lie_hide_nothing() {
+fn items_behind_an_invalid_length_are_counted() {
     let empty = [0x22, 0];
     let addresses = empty.repeat(MANY);
     let field = |tag: u8, bytes: &[u8]| {
@@ -95,7 +95,7 @@ fn lengths_that_lie_hide_nothing() {
     let endpoint = Endpoint::decode(&*addresses).expect("many addresses");
     let endpoint =
         LbEndpoint { host_identifier: Some(HostIdentifier::Endpoint(endpoint)), ..LbEndpoint::default() };
-    // The locality says that it ends after four bytes.
+    // The length prefix of the locality is four bytes.
     let mut bytes = [field(1, b"c"), vec![2 << 3 | 2, 4]].concat();
     bytes.extend(field(2, &endpoint.encode_to_vec()));
     let told = refused(ResourceType::Endpoints, bytes);
@@ -105,7 +105,7 @@ fn lengths_that_lie_hide_nothing() {
     );
 }
 
-/// The allocations and bytes for each item of a resource that is accepted.
+/// Returns the number of allocations and bytes per item of a resource that is accepted.
 fn each(kind: ResourceType, items: usize, bytes: Vec<u8>) -> (f64, f64) {
     let parser = ResourceParser::new(Registry::standard());
     let from = ServerConfig::insecure("xds.test:443");
@@ -115,7 +115,8 @@ fn each(kind: ResourceType, items: usize, bytes: Vec<u8>) -> (f64, f64) {
     (allocations.count as f64 / items as f64, allocations.bytes as f64 / items as f64)
 }
 
-/// A cluster with 100,000 endpoints costs no more per endpoint than one with 1,000, and 20,000 routes no more than 200.
+/// A load assignment with 100,000 endpoints costs no more per endpoint than one with 1,000, and 20,000 routes no more
+/// than 200.
 #[test]
 fn the_cost_of_an_item_does_not_grow_with_their_number() {
     let endpoints = |n: usize| {
@@ -148,7 +149,7 @@ fn the_cost_of_an_item_does_not_grow_with_their_number() {
     assert!(of_istio.0 <= plain.0 && of_istio.1 <= plain.1 * 1.01, "metadata without an effect costs memory");
     for (few, many) in [(endpoints(1_000), endpoints(100_000)), (routes(200), routes(20_000))] {
         assert!(many.0 < few.0 * 1.05, "allocations for each: {} of few, {} of many", few.0, many.0);
-        // A list doubles when it is full: by chance the last half of it is empty.
+        // A vector doubles its capacity when it is full, so up to half of it may be unused.
         assert!(many.1 < few.1 * 1.5, "bytes for each: {} of few, {} of many", few.1, many.1);
     }
 }

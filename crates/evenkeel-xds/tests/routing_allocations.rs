@@ -47,8 +47,8 @@ fn selector(routes: Vec<Route>) -> ConfigSelector {
     ConfigSelector::new(routes.virtual_host("any").expect("a host").clone(), &listener, &clusters, 7)
 }
 
-/// A thousand routes are tried, by path, expression and header, a cluster chosen and a header hashed: nothing is
-/// allocated.
+/// Route selection over a thousand routes allocates nothing. It matches paths, regular expressions and headers,
+/// chooses a weighted cluster and hashes a header.
 #[test]
 fn a_choice_allocates_nothing() {
     let mut routes: Vec<Route> = (0..998).map(|i| route(&format!("/other.{i}/"), "other")).collect();
@@ -78,7 +78,7 @@ fn a_choice_allocates_nothing() {
         let selected = selector.select(&call).expect("a route");
         selected.cluster().child() == "cluster:orders"
     };
-    // The first match of an expression sets up what it works with.
+    // The first match of a regular expression allocates its cache.
     assert!(choose(0));
     let (allocations, chosen) = Counting::during(|| (0..100).filter(|entropy| choose(*entropy)).count());
     assert_eq!((allocations.count, chosen), (0, 100));

@@ -1,4 +1,4 @@
-//! The bootstrap: what it may say, what is made of it, and how a broken one is reported.
+//! The bootstrap: its fields, their defaults, and the errors of an invalid one.
 
 mod targets;
 
@@ -21,14 +21,14 @@ fn read(bootstrap: &Value) -> Bootstrap {
     Bootstrap::from_json(&bootstrap.to_string()).unwrap_or_else(|error| panic!("{error}\nin {bootstrap}"))
 }
 
-/// What is wrong with it, without the word that every error starts with.
+/// Returns the errors of a bootstrap, without the word that every error starts with.
 fn problems(bootstrap: &Value) -> String {
     problems_of_text(&bootstrap.to_string())
 }
 
 fn problems_of_text(text: &str) -> String {
     let error = Bootstrap::from_json(text).expect_err(text).to_string();
-    error.strip_prefix("bootstrap: ").expect("says what is broken").to_owned()
+    error.strip_prefix("bootstrap: ").expect("the prefix of every error").to_owned()
 }
 
 /// Minimal valid server config.
@@ -36,14 +36,14 @@ fn server(uri: &str) -> Value {
     json!({"server_uri": uri, "channel_creds": [{"type": "insecure"}]})
 }
 
-/// A whole bootstrap around one field.
+/// Returns a valid bootstrap with one field replaced.
 fn with(field: &str, value: Value) -> Value {
     let mut all = json!({"xds_servers": [server("localhost:18000")]});
     all[field] = value;
     all
 }
 
-/// A whole bootstrap around one server.
+/// Returns a valid bootstrap with one field of its server replaced.
 fn with_server(field: &str, value: Value) -> Value {
     let mut all = json!({"xds_servers": [server("localhost:18000")]});
     all["xds_servers"][0][field] = value;
@@ -54,7 +54,7 @@ fn uris(servers: &[std::sync::Arc<evenkeel_xds::bootstrap::ServerConfig>]) -> Ve
     servers.iter().map(|server| &*server.uri).collect()
 }
 
-/// Everything at once, as a real one might look, with fields that nobody knows.
+/// Returns a bootstrap with every field, and with unknown fields.
 fn whole() -> Value {
     json!({
         "xds_servers": [
@@ -95,7 +95,7 @@ fn whole() -> Value {
     })
 }
 
-/// BS-1, BS-2, BS-3, BS-5, BS-6: unknown fields change nothing.
+/// BS-1, BS-2, BS-3, BS-5, BS-6: a bootstrap with every field is parsed, and unknown fields change nothing.
 #[test]
 fn a_whole_bootstrap_is_read() {
     let bootstrap = read(&whole());
@@ -125,9 +125,9 @@ fn a_whole_bootstrap_is_read() {
     assert_eq!(bootstrap.warnings(), Vec::<String>::new());
 }
 
-/// BS-4
+/// BS-4: the node of the bootstrap is sent with the client's user agent and features.
 #[test]
-fn the_node_says_who_we_are() {
+fn the_node_carries_the_user_agent() {
     let node = read(&whole()).node;
     assert_eq!((node.id.as_str(), node.cluster.as_str()), ("orders-7", "shop"));
     let locality = Locality { region: "eu".to_owned(), zone: "eu-1".to_owned(), sub_zone: "b".to_owned() };
@@ -143,9 +143,10 @@ fn the_node_says_who_we_are() {
     assert_eq!(inner.fields["m"].kind, Some(Kind::StringValue("y".to_owned())));
 }
 
-/// BS-4: the client speaks for itself, whatever the bootstrap says; all of the rest may be missing.
+/// BS-4: user agent and client features are the client's own, even if the bootstrap sets them. All other fields of
+/// the node are optional.
 #[test]
-fn the_client_speaks_for_itself() {
+fn the_client_sets_its_user_agent_itself() {
     let bare = [
         json!({}),
         json!(null),
@@ -167,10 +168,10 @@ fn the_client_speaks_for_itself() {
     assert_eq!(camel.locality.unwrap().sub_zone, "c");
 }
 
-/// BS-1
+/// BS-1: `GRPC_XDS_BOOTSTRAP` takes precedence over `GRPC_XDS_BOOTSTRAP_CONFIG`.
 #[test]
 fn the_file_wins_over_the_text() {
-    // What the variables hold, what is read, and whose servers there are or what is said.
+    // File variable, inline variable, files that are read, and the expected servers or error.
     type Case<'a> = (&'a str, &'a str, &'a [&'a str], Result<&'a str, &'a str>);
     let file = json!({"xds_servers": [server("of-file:1")]}).to_string();
     let text = json!({"xds_servers": [server("of-text:1")]}).to_string();
@@ -213,7 +214,7 @@ fn the_file_wins_over_the_text() {
         let reads = RefCell::new(Vec::new());
         let variable = |asked: &str| match asked {
             "GRPC_XDS_BOOTSTRAP" => (!name.is_empty()).then(|| (*name).to_owned()),
-            // Set, but empty: as good as unset.
+            // An empty variable counts as unset.
             "GRPC_XDS_BOOTSTRAP_CONFIG" => Some((*inline).to_owned()),
             other => panic!("{other} is not ours"),
         };
@@ -232,7 +233,7 @@ fn the_file_wins_over_the_text() {
             name.is_empty() && inline.is_empty()
         );
         if let Err(error) = &loaded {
-            // A program that prints the chain of causes repeats what the message ends with.
+            // The chain of sources repeats the end of the message.
             let cause = error.source().map(ToString::to_string);
             assert_eq!(cause.is_none(), error.is_unset(), "{error}");
             assert!(error.to_string().ends_with(&cause.unwrap_or_default()), "{error}");
@@ -243,7 +244,7 @@ fn the_file_wins_over_the_text() {
     }
 }
 
-/// BS-2: the first type that we have is used; what comes after it is not looked at closely.
+/// BS-2: the first supported type of credentials is used, and the entries after it are not validated.
 #[test]
 fn the_first_supported_credentials_are_used() {
     let files = |ca: Option<&str>, seconds| {
@@ -282,7 +283,7 @@ fn the_first_supported_credentials_are_used() {
     }
 }
 
-/// BS-3
+/// BS-3: known server features are applied, and unknown ones are ignored.
 #[test]
 fn known_features_count_and_others_do_not() {
     let none = ServerFeatures::default();
@@ -306,10 +307,10 @@ fn known_features_count_and_others_do_not() {
     }
 }
 
-/// What is said of a text that is missing.
+/// Error text of a missing string.
 const MISSING: &str = ": is required: a string that is not empty";
 
-/// A place, a bootstrap around a value there, and what follows the place in the report on each value.
+/// Checks the error of each value at a path of a bootstrap.
 fn check(place: &str, around: &dyn Fn(Value) -> Value, cases: &[(Value, &str)]) {
     for (value, problem) in cases {
         let bootstrap = around(value.clone());
@@ -317,7 +318,7 @@ fn check(place: &str, around: &dyn Fn(Value) -> Value, cases: &[(Value, &str)]) 
     }
 }
 
-/// BS-2, BS-3: every broken field is reported with its path, what was expected and what was found.
+/// BS-2, BS-3: every invalid field of a server is reported with its path, the expected and the actual value.
 #[test]
 fn broken_servers_are_reported_with_their_paths() {
     check(
@@ -386,8 +387,8 @@ fn broken_servers_are_reported_with_their_paths() {
     );
 }
 
-/// BS-2, FED-1: an xDS target cannot be resolved without a control plane, so a control plane cannot be one. The error names the
-/// field and the accepted forms, for the servers of an authority too.
+/// BS-2, FED-1: the URI of a control plane cannot be an xDS target, because resolving it would need a control plane.
+/// The error names the field and the accepted forms, for the servers of an authority too.
 #[test]
 fn control_planes_that_are_xds_targets_are_refused() {
     const REMEDY: &str = "is an xDS target itself; expected the address of a control plane: HOST:PORT, dns:///HOST:PORT or unix:/path";
@@ -395,19 +396,19 @@ fn control_planes_that_are_xds_targets_are_refused() {
         let problem = format!("server_uri: {uri:?} {REMEDY}");
         let alone = json!({"xds_servers": [server(uri)]});
         assert_eq!(problems(&alone), format!("xds_servers[0].{problem}"));
-        // A usable server in front does not excuse the fallback.
+        // A valid first server does not make an invalid fallback valid.
         let second = json!({"xds_servers": [server("localhost:18000"), server(uri)]});
         assert_eq!(problems(&second), format!("xds_servers[1].{problem}"));
         let authority = with("authorities", json!({"eu.example.com": {"xds_servers": [server(uri)]}}));
         assert_eq!(problems(&authority), format!("authorities[\"eu.example.com\"].xds_servers[0].{problem}"));
     }
-    // Hosts may have the scheme's name.
+    // The name of the scheme is valid as a host name.
     for uri in ["dns:///xds:18000", "dns:xds", "xds", "xds.example.com:443", "unix:/run/xds:1.sock"] {
         assert_eq!(uris(&read(&json!({"xds_servers": [server(uri)]})).servers), [uri]);
     }
 }
 
-/// BS-4, BS-5, BS-6, FED-1: the same for everything else.
+/// BS-4, BS-5, BS-6, FED-1: every other invalid field is reported with its path, the expected and the actual value.
 #[test]
 fn broken_fields_are_reported_with_their_paths() {
     check(
@@ -496,7 +497,7 @@ fn broken_fields_are_reported_with_their_paths() {
     );
 }
 
-/// BS-5, BS-2: how often files are read again, as protobuf writes durations.
+/// BS-5, BS-2: refresh intervals are durations in protobuf's JSON form.
 #[test]
 fn intervals_are_durations_of_protobuf() {
     let watcher = |interval: &str| {
@@ -545,7 +546,7 @@ fn long_names_are_cut_between_characters() {
     }
 }
 
-/// All problems at once; those beyond the first are counted.
+/// All errors are reported together, with a count of those beyond the limit.
 #[test]
 fn all_problems_are_reported_together() {
     let broken = json!({
@@ -585,13 +586,13 @@ fn what_stands_twice_is_reported() {
     for (text, expected) in cases {
         assert_eq!(problems_of_text(text), expected);
     }
-    // The same name in two objects, or as a value, stands once in each.
+    // The same name in two objects, or as a value, is no duplicate key.
     let fine = r#"{"xds_servers": [{"server_uri": "server_uri", "channel_creds": [{"type": "type"}, {"type": "insecure"}]},
         {"server_uri": "\"server_uri\": [{", "channel_creds": [{"type": "insecure"}]}], "node": {"metadata": {"node": ["node", "node"]}}}"#;
     Bootstrap::from_json(fine).unwrap();
 }
 
-/// fault 36, fault 39
+/// fault 36, fault 39: text that is not a valid bootstrap is rejected, and the error does not repeat it.
 #[test]
 fn text_that_is_no_bootstrap_is_refused_and_not_repeated() {
     let deep = |open: &str, close: &str| format!("{}{}", open.repeat(10_000), close.repeat(10_000));
@@ -626,7 +627,7 @@ fn text_that_is_no_bootstrap_is_refused_and_not_repeated() {
     assert!(problems_of_text(&twice).len() < 1_000);
 }
 
-/// Rule 7 of the faults: in the clear to another machine is worth a word.
+/// Insecure credentials for a control plane on another machine produce a warning.
 #[test]
 fn insecure_servers_elsewhere_are_warned_of() {
     let here = [
@@ -672,7 +673,7 @@ fn insecure_servers_elsewhere_are_warned_of() {
     let mut bootstrap = with_server("channel_creds", secure);
     bootstrap["xds_servers"][0]["server_uri"] = json!("far:1");
     assert_eq!(read(&bootstrap).warnings(), Vec::<String>::new());
-    // Once for each server, those of authorities too.
+    // One warning per server, those of authorities included.
     let both = json!({
         "xds_servers": [server("far:1"), server("far:2"), server("far:1")],
         "authorities": {"a": {"xds_servers": [server("far:1"), server("far:3")]}, "b": {}},
@@ -680,8 +681,9 @@ fn insecure_servers_elsewhere_are_warned_of() {
     assert_eq!(read(&both).warnings().len(), 3);
 }
 
-/// BS-5: a plugin that we do not have is left out, so that no resource can use it. FB-5: A95's fallback on reachability alone
-/// is not supported and warned about. Fallback then needs a missing resource (FB-1), so cached resources stay in use.
+/// BS-5: an unsupported certificate provider plugin is left out with a warning, so no resource can use it. FB-5:
+/// A95's fallback on reachability alone is not supported and produces a warning. Fallback then needs a missing
+/// resource (FB-1), so cached resources stay in use.
 #[test]
 fn what_we_know_and_cannot_honour_is_warned_of() {
     let mut bootstrap = with(
@@ -707,7 +709,7 @@ fn what_we_know_and_cannot_honour_is_warned_of() {
     );
 }
 
-/// FED-1
+/// FED-1: authorities have servers and a listener template, with defaults from the bootstrap.
 #[test]
 fn authorities_have_servers_and_templates() {
     let bootstrap = read(&whole());
@@ -739,7 +741,7 @@ fn places(value: &Value, at: String, all: &mut Vec<String>) {
 }
 
 proptest! {
-    /// fault 36: whatever is put anywhere is read, or refused with at least one path or reason.
+    /// fault 36: a bootstrap with any value at any path is accepted, or rejected with at least one path or reason.
     #[test]
     fn any_value_anywhere_is_read_or_refused(place in any::<prop::sample::Index>(), value in 0..9_usize) {
         let mut bootstrap = whole();

@@ -21,7 +21,7 @@ pub(crate) fn world() -> ClientScript {
     ClientScript::new(bootstrap(&["one"]))
 }
 
-/// A world whose server has sent these clusters on an open stream.
+/// Returns a script in which the server has sent these clusters on an open stream.
 pub(crate) fn with_clusters(features: ServerFeatures, clusters: &[&str]) -> ClientScript {
     let mut world = ClientScript::new(bootstrap_with(features));
     let names: Vec<_> = clusters.iter().filter_map(|text| Some((Cluster, text.split_once('=')?.0))).collect();
@@ -33,9 +33,10 @@ pub(crate) fn with_clusters(features: ServerFeatures, clusters: &[&str]) -> Clie
     world
 }
 
-/// ADS-1, ADS-4, ADS-7
+/// ADS-1, ADS-4, ADS-7: the client subscribes per type, ACKs with the version, and NACKs with the last accepted one.
+/// A stream that is reopened carries the version again.
 #[test]
-fn asks_and_answers() {
+fn subscribes_and_acks() {
     let mut world = world();
     world.channel(&[(Cluster, "b"), (Cluster, "a"), (Listener, "l")]);
     assert_eq!(world.dialled(), ["one"]);
@@ -54,7 +55,7 @@ fn asks_and_answers() {
     assert_eq!(world.requests("one"), ["listener [l] as me", "cluster [a b] v3"]);
 }
 
-/// ADS-4: the first response is bad.
+/// ADS-4: a NACK of the first response has no version.
 #[test]
 fn rejects_the_first_response() {
     let mut world = world();
@@ -66,7 +67,7 @@ fn rejects_the_first_response() {
     assert_eq!(world.sees(Cluster, "a"), error);
 }
 
-/// ADS-4: what cannot be decoded is known by its place.
+/// ADS-4: a resource that cannot be decoded is named by its index in the NACK.
 #[test]
 fn rejects_nameless_resources_by_index() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1", "b=1"]);
@@ -74,19 +75,19 @@ fn rejects_nameless_resources_by_index() {
     world.sends("one", reply(Cluster, "2", &["a=bad"]).with("b", garbage));
     let nack = r#"cluster [a b] v1 n2 !"a": content: is bad; resource 1: cannot be decoded"#;
     assert_eq!(world.requests("one"), [nack]);
-    assert_eq!(world.sees(Cluster, "b"), "1", "the one without a name may be the one that is missing");
+    assert_eq!(world.sees(Cluster, "b"), "1", "the resource without a name may be b");
 }
 
-/// ADS-4: a name that stands twice is ambiguous; the first is used.
+/// ADS-4: a resource name that occurs twice in a response leads to a NACK, and the first of the two is used.
 #[test]
-fn rejects_a_name_that_stands_twice() {
+fn rejects_a_duplicate_name() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
     world.sends("one", reply(Cluster, "2", &["a=2", "a=3"]));
     assert_eq!(world.requests("one"), [r#"cluster [a] v1 n2 !"a": stands twice in the response"#]);
     assert_eq!(world.sees(Cluster, "a"), "2");
 }
 
-/// ADS-2: one subscription, and the second subscriber sees all at once.
+/// ADS-2: subscribers share one subscription, and a later subscriber sees the cached resource and its error at once.
 #[test]
 fn subscribers_share_a_subscription() {
     let mut world = world();
@@ -104,12 +105,13 @@ fn subscribers_share_a_subscription() {
     assert_eq!(world.sees(Cluster, "a"), both);
     world.leaves(first);
     world.leaves(second);
-    assert_eq!(world.sees(Cluster, "a"), both, "the third is still there");
+    assert_eq!(world.sees(Cluster, "a"), both, "the third subscriber remains");
 }
 
-/// ADS-3
+/// ADS-3: a resource is unsubscribed when its last subscriber drops it, and the stream is closed with the last
+/// subscription.
 #[test]
-fn the_last_one_takes_the_subscription_along() {
+fn the_last_subscriber_ends_the_subscription() {
     let mut world = world();
     let first = world.channel(&[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
     let second = world.channel(&[(Cluster, "b")]);
@@ -124,9 +126,13 @@ fn the_last_one_takes_the_subscription_along() {
     world.wants(second, &[]);
     assert_eq!(world.requests("one"), ["cluster [] v1 n1"]);
     world.sends("one", reply(Cluster, "2", &["b=2"]));
-    assert_eq!(world.requests("one"), ["cluster [] v2 n2"], "an empty list is no wildcard by now");
+    assert_eq!(
+        world.requests("one"),
+        ["cluster [] v2 n2"],
+        "an empty list after a subscription is no wildcard"
+    );
     world.wants(second, &[(Cluster, "b")]);
-    assert_eq!(world.sees(Cluster, "b"), "", "it was forgotten");
+    assert_eq!(world.sees(Cluster, "b"), "", "it was evicted");
     world.leaves(second);
     world.leaves(first);
     assert_eq!(world.log(), ["closes one"]);
@@ -138,7 +144,7 @@ fn the_last_one_takes_the_subscription_along() {
     assert_eq!(world.requests("one"), ["cluster [b] v2 n3"]);
 }
 
-/// ADS-3, fault 18: a version of which nothing is left is not claimed, or the server would have nothing to send.
+/// ADS-3, fault 18: a version is dropped with its last resource. Otherwise the server would have nothing to send.
 #[test]
 fn a_version_is_forgotten_with_its_resources() {
     let mut world = world();
@@ -155,9 +161,9 @@ fn a_version_is_forgotten_with_its_resources() {
     assert_eq!(world.requests("one"), ["cluster [b c]"]);
 }
 
-/// ADS-5, fault 21
+/// ADS-5, fault 21: one invalid cluster of a hundred is rejected, and the others are used.
 #[test]
-fn one_bad_cluster_of_a_hundred_spoils_no_other() {
+fn one_invalid_cluster_of_a_hundred_is_rejected_alone() {
     let mut world = world();
     let names: Vec<String> = (0..100).map(|i| format!("c{i:02}")).collect();
     let wanted: Vec<_> = names.iter().map(|name| (Cluster, name.as_str())).collect();
@@ -177,9 +183,9 @@ fn one_bad_cluster_of_a_hundred_spoils_no_other() {
     assert_eq!((valid, invalid), (99, 1));
 }
 
-/// fault 21: every name fits into 4 KiB, and no text is longer.
+/// fault 21: a NACK text is at most 4 KiB long, and names every rejected resource that fits.
 #[test]
-fn what_a_nack_says_is_bounded() {
+fn the_text_of_a_nack_is_bounded() {
     let mut world = world();
     world.channel(&[(Cluster, "a")]);
     world.accepts("one");
@@ -204,9 +210,10 @@ fn what_a_nack_says_is_bounded() {
     assert!(world.sees(Cluster, "a").len() < 4096 + 200);
 }
 
-/// ADS-6
+/// ADS-6: resources without a subscription are ignored. A response of a type without a subscription is neither ACKed
+/// nor NACKed, and is logged once.
 #[test]
-fn what_was_not_asked_for_is_ignored() {
+fn resources_without_a_subscription_are_ignored() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
     world.sends("one", reply(Cluster, "2", &["a=1", "b=2"]));
     assert_eq!(world.requests("one"), ["cluster [a] v2 n2"]);
@@ -217,7 +224,7 @@ fn what_was_not_asked_for_is_ignored() {
     for _ in 0..3 {
         world.sends("one", reply(Cluster, "1", &["a=9"]).of_type(other));
     }
-    assert_eq!(world.requests("one"), [""; 0], "an answer would say whether it is right");
+    assert_eq!(world.requests("one"), [""; 0], "neither an ACK nor a NACK");
     assert_eq!(world.sees(Cluster, "a"), "1");
     let warning = |kind: &str| {
         format!("warning: xDS server \"one\" sent resources of type \"{kind}\", which was not asked for")
@@ -225,7 +232,7 @@ fn what_was_not_asked_for_is_ignored() {
     assert_eq!(world.log(), [warning(Endpoints.type_url()), warning(other)]);
 }
 
-/// ADS-8
+/// ADS-8: resources in a `Resource` wrapper are used, and an invalid wrapper leads to a NACK.
 #[test]
 fn wrappers_are_opened() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
@@ -246,9 +253,10 @@ fn wrappers_are_opened() {
     assert!(world.sees(Cluster, "a").starts_with("3 ~"));
 }
 
-/// ADS-9: the next response is read when everybody has dealt with the last; who wants more meanwhile is heard.
+/// ADS-9: the next response is read when every subscriber has processed the last one. New subscriptions are sent
+/// meanwhile.
 #[test]
-fn reads_when_all_have_dealt_with_the_last() {
+fn reads_when_all_subscribers_processed_the_last_response() {
     let mut world = world();
     let a = world.channel(&[(Cluster, "a")]);
     let b = world.channel(&[(Cluster, "b")]);
@@ -270,20 +278,21 @@ fn reads_when_all_have_dealt_with_the_last() {
     world.leaves(b);
     assert!(!world.reads("one"));
     world.leaves(ab);
-    assert!(world.reads("one"), "who left need not be waited for");
+    assert!(world.reads("one"), "removed subscribers delay nothing");
     world.sends("one", reply(Cluster, "3", &["a=1", "b=2"]));
-    assert!(world.reads("one"), "nobody has anything to do");
+    assert!(world.reads("one"), "no subscriber has a change");
     for spoiled in [reply(Cluster, "4", &["a=bad"]), reply(Cluster, "5", &[])] {
         world.sends("one", spoiled);
-        assert!(!world.reads("one"), "errors and deletions are waited for too");
+        assert!(!world.reads("one"), "errors and deletions are changes too");
         world.process(a);
         assert!(world.reads("one"));
     }
 }
 
-/// ADS-9: something changes again while a subscriber is at work. It has not seen that yet.
+/// ADS-9: a resource changes again while a subscriber processes the last change. The subscriber still receives the
+/// second change.
 #[test]
-fn what_changes_meanwhile_is_not_lost() {
+fn changes_during_processing_are_not_lost() {
     let mut world = ClientScript::new(bootstrap_with(ServerFeatures::default()));
     let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
     world.accepts("one");
@@ -291,13 +300,13 @@ fn what_changes_meanwhile_is_not_lost() {
     world.sends("one", reply(Cluster, "1", &["a=1"]));
     world.client.handle_time(world.now + secs(15));
     world.client.processed(id);
-    assert!(world.client.poll_effect().is_none(), "b timed out, and that was not seen");
+    assert!(world.client.poll_effect().is_none(), "the timeout of b is not processed");
     assert_eq!(world.client.poll_changed(), Some((id, ChangedResources::Anything)));
     world.client.processed(id);
     assert!(world.client.poll_effect().is_some());
 }
 
-/// ADS-10, fault 15
+/// ADS-10, fault 15: a response with unchanged resources or an unchanged error notifies no subscriber.
 #[test]
 fn the_same_again_changes_nothing() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
@@ -307,7 +316,7 @@ fn the_same_again_changes_nothing() {
     world.sends("one", reply(Cluster, "3", &["a=bad"]));
     assert_eq!(world.changed().len(), 1);
     world.sends("one", reply(Cluster, "4", &["a=bad"]));
-    assert!(world.changed().is_empty(), "the same error is no news");
+    assert!(world.changed().is_empty(), "the error is unchanged");
     world.sends("one", reply(Cluster, "5", &["a=bad luck"]));
     assert_eq!(world.changed().len(), 1);
     world.sends("one", reply(Cluster, "6", &["a=1"]));
@@ -315,7 +324,7 @@ fn the_same_again_changes_nothing() {
     assert_eq!(world.sees(Cluster, "a"), "1");
 }
 
-/// ADS-11, RDS and EDS included
+/// ADS-11: a response without a listener or cluster deletes it. Route configurations and endpoints are not deleted.
 #[test]
 fn listeners_and_clusters_can_be_deleted() {
     for (kind, gone) in [(Listener, true), (Cluster, true), (RouteConfig, false), (Endpoints, false)] {
@@ -323,7 +332,7 @@ fn listeners_and_clusters_can_be_deleted() {
         world.channel(&[(kind, "a"), (kind, "b")]);
         world.accepts("one");
         world.sends("one", reply(kind, "1", &["a=1"]));
-        assert_eq!(world.sees(kind, "b"), "", "{kind} that never came is awaited, not deleted");
+        assert_eq!(world.sees(kind, "b"), "", "{kind} that was never received is requested, not deleted");
         world.sends("one", reply(kind, "2", &["b=1"]));
         world.passes(DELETION_GRACE);
         let deleted = format!(
@@ -338,9 +347,9 @@ fn listeners_and_clusters_can_be_deleted() {
     }
 }
 
-/// ADS-11, fault 17: a response that the server sent before it knew of a name does not delete it.
+/// ADS-11, fault 17: a response that the server sent before it received a subscription does not delete the resource.
 #[test]
-fn what_the_server_does_not_know_of_yet_is_not_deleted() {
+fn resources_unknown_to_the_server_are_not_deleted() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1", "b=1"]);
     let id = world.channel(&[]);
     world.holds_writes = true;
@@ -352,7 +361,8 @@ fn what_the_server_does_not_know_of_yet_is_not_deleted() {
     assert_eq!(world.sees(Cluster, "c"), "1");
 }
 
-/// fault 17: a name that goes and comes back before the server hears of it was never gone; nothing would be sent again.
+/// fault 17: a resource that is unsubscribed and subscribed again before the server receives either stays cached,
+/// since the server would not send it again.
 #[test]
 fn unsubscribing_and_subscribing_within_a_round_trip() {
     let mut world = world();
@@ -372,21 +382,22 @@ fn unsubscribing_and_subscribing_within_a_round_trip() {
     // The server receives both changes.
     world.wants(id, &[(Cluster, "b"), (Endpoints, "e")]);
     world.wants(id, &[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
-    assert_eq!(world.sees(Cluster, "a"), "1", "not forgotten before the server knows");
+    assert_eq!(world.sees(Cluster, "a"), "1", "not evicted before the server receives the request");
     world.write("one");
     assert_eq!(world.requests("one"), ["cluster [b] v1 n1", "cluster [a b] v1 n1"]);
     world.sends("one", reply(Cluster, "2", &["b=1"]));
-    assert_eq!(world.sees(Cluster, "a"), "1", "sent before the server heard of the second");
+    assert_eq!(world.sees(Cluster, "a"), "1", "sent before the server received the second request");
     world.write("one");
     world.write("one");
     world.passes(secs(60));
     assert_eq!(world.sees(Cluster, "a"), "1", "and not declared missing");
 }
 
-/// fault 17: a name goes, and a response crosses the request that says so: the server drops that request, since its nonce is
-/// not the last one, and believes that we have the resource. When the name is back it is first said again that it went.
+/// fault 17: a response crosses the request that unsubscribes a name. The server drops that request, whose nonce is
+/// stale, and assumes that the client has the resource. When the name is subscribed again, the client first sends the
+/// request without it.
 #[test]
-fn a_response_crosses_the_request_that_a_name_went() {
+fn a_response_crosses_an_unsubscription() {
     let mut world = world();
     let id = world.channel(&[(Endpoints, "a"), (Endpoints, "b")]);
     world.accepts("one");
@@ -394,21 +405,21 @@ fn a_response_crosses_the_request_that_a_name_went() {
     world.requests("one");
     world.wants(id, &[(Endpoints, "b")]);
     assert_eq!(world.requests("one"), ["endpoints [b] v1 n1"]);
-    // The answer has to wait, and the name is back before it is sent.
+    // The ACK is delayed, and the name is subscribed again before it is sent.
     world.holds_writes = true;
     world.wants(id, &[(Endpoints, "b"), (Cluster, "c")]);
     world.sends("one", reply(Endpoints, "2", &["a=2", "b=2"]));
     world.wants(id, &[(Endpoints, "a"), (Endpoints, "b"), (Cluster, "c")]);
-    assert_eq!(world.sees(Endpoints, "a"), "", "it was not wanted when it came");
+    assert_eq!(world.sees(Endpoints, "a"), "", "it had no subscription when it was received");
     world.holds_writes = false;
     world.write("one");
     let said = world.requests("one");
     assert_eq!(said, ["cluster [c]", "endpoints [b] v2 n2", "endpoints [a b] v2 n2"]);
     world.sends("one", reply(Endpoints, "2", &["a=2"]));
     assert_eq!(world.sees(Endpoints, "a"), "2");
-    assert_eq!(world.requests("one"), ["endpoints [a b] v2 n3"], "it came: no more of that");
+    assert_eq!(world.requests("one"), ["endpoints [a b] v2 n3"], "one request: the resource was received");
 
-    // The name is back before the response comes.
+    // The name is subscribed again before the response arrives.
     world.wants(id, &[(Endpoints, "b"), (Cluster, "c")]);
     world.wants(id, &[(Endpoints, "a"), (Endpoints, "b"), (Cluster, "c")]);
     assert_eq!(world.requests("one"), ["endpoints [b] v2 n3", "endpoints [a b] v2 n3"]);
@@ -419,9 +430,10 @@ fn a_response_crosses_the_request_that_a_name_went() {
     assert_eq!(world.sees(Endpoints, "a"), "3");
 }
 
-/// FM-3, fault 17: a name that is back has no longer to come because responses with other resources cross it again and again.
+/// FM-3, fault 17: a resource that is subscribed again times out after 15 s, although responses with other resources
+/// keep crossing the requests.
 #[test]
-fn a_name_that_is_back_does_not_come() {
+fn a_resource_subscribed_again_times_out() {
     let mut world = world();
     let id = world.channel(&[(Endpoints, "a"), (Endpoints, "b")]);
     world.accepts("one");
@@ -436,29 +448,30 @@ fn a_name_that_is_back_does_not_come() {
     world.nearly_passes(secs(5));
     assert_eq!(world.sees(Endpoints, "a"), "");
     world.passes(Duration::from_nanos(1));
-    assert!(world.sees(Endpoints, "a").contains("does not exist"), "15 s since it was asked for");
+    assert!(world.sees(Endpoints, "a").contains("does not exist"), "15 s after the request");
     world.requests("one");
     world.sends("one", reply(Endpoints, "4", &["b=1"]));
-    assert_eq!(world.requests("one"), ["endpoints [a b] v4 n4"], "that was the answer");
+    assert_eq!(world.requests("one"), ["endpoints [a b] v4 n4"], "one ACK");
 }
 
-/// fault 16
+/// fault 16: every repetition of an invalid resource is NACKed, but notifies and logs only once.
 #[test]
 fn the_same_bad_resource_over_and_over() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
     for i in 0..1000 {
         world.sends("one", reply(Cluster, &i.to_string(), &["a=bad"]));
     }
-    assert_eq!(world.requests("one").len(), 1000, "each is answered");
+    assert_eq!(world.requests("one").len(), 1000, "one NACK per response");
     assert_eq!(world.changed().len(), 1);
     let warning = r#"warning: xDS server "one" sent what cannot be used as cluster: "a": content: is bad (xDS node id "me")"#;
     assert_eq!(world.log(), [warning]);
     world.sends("one", reply(Cluster, "good", &["a=1"]));
     world.sends("one", reply(Cluster, "again", &["a=bad"]));
-    assert_eq!(world.log(), [warning], "it had been well in between");
+    assert_eq!(world.log(), [warning], "it was valid in between");
 }
 
-/// What was accepted but is odd is said when it comes, and not again while it stays.
+/// The warning of an accepted resource is logged once, and again after the resource was invalid or its warning
+/// changed.
 #[test]
 fn warnings_of_resources_reach_the_operator() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
@@ -476,9 +489,9 @@ fn warnings_of_resources_reach_the_operator() {
     );
 }
 
-/// Bytes that are no response, and responses that are too large, end the stream as a failure.
+/// A response that cannot be decoded or is too large closes the stream as a failure, with backoff.
 #[test]
-fn nonsense_ends_the_stream() {
+fn an_invalid_response_ends_the_stream() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
     world.sends_bytes("one", &[0xff, 0xff, 0xff]);
     assert!(world.streams().is_empty());
@@ -498,12 +511,12 @@ fn nonsense_ends_the_stream() {
     let text = r#"2 ~Unavailable: xDS server "one" sent a compressed response (xDS node id "me")"#;
     assert_eq!(world.sees(Cluster, "a"), text);
     let wait = world.client.next_deadline().expect("another attempt").since(world.now);
-    assert!(wait >= Duration::from_millis(800), "no hurry, although there was a response: {wait:?}");
+    assert!(wait >= Duration::from_millis(800), "backoff although there was a response: {wait:?}");
 }
 
 /// Late events of an old stream are ignored.
 #[test]
-fn old_streams_are_not_heard() {
+fn events_of_old_streams_are_ignored() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
     let old = world.stream("one");
     world.ends("one", "max age");
@@ -525,7 +538,7 @@ fn old_streams_are_not_heard() {
     assert_eq!(world.sees(Cluster, "a"), "1");
 }
 
-/// A driver delivers a message of a stream that has not opened: the message is ignored, and the stream opens as usual.
+/// A message on a stream that has not opened is ignored, and the stream opens as usual.
 #[test]
 fn messages_before_the_stream_opens_are_ignored() {
     let mut world = world();
@@ -538,8 +551,8 @@ fn messages_before_the_stream_opens_are_ignored() {
     assert_eq!(world.log(), [""; 0]);
 }
 
-/// ADS-9, FM-3: a resource times out, and a response arrives before its subscriber has taken the change. The change survives. It
-/// does not delay the next response, because this one did not cause it.
+/// ADS-9, FM-3: a resource times out, and a response arrives before its subscriber polls the change. The change is
+/// kept. It does not delay the next response, because this response did not cause it.
 #[test]
 fn responses_keep_changes_that_were_not_taken() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
@@ -555,7 +568,7 @@ fn responses_keep_changes_that_were_not_taken() {
     assert_eq!(world.client.poll_changed(), None);
 }
 
-/// A program may make a bootstrap without servers, which the parser refuses: subscribers learn why they get nothing.
+/// A bootstrap without servers, which only a program can make, gives subscribers an error at once.
 #[test]
 fn a_bootstrap_without_servers_is_an_error() {
     let mut world = ClientScript::new(bootstrap(&[]));
@@ -566,9 +579,9 @@ fn a_bootstrap_without_servers_is_an_error() {
     assert!(world.sees(Cluster, "a").starts_with(text), "{}", world.sees(Cluster, "a"));
 }
 
-/// Removed subscribers are ignored.
+/// Events of a removed subscriber are ignored.
 #[test]
-fn who_left_wants_nothing() {
+fn removed_subscribers_are_ignored() {
     let mut world = world();
     let id = world.channel(&[(Cluster, "a")]);
     world.leaves(id);
@@ -578,9 +591,9 @@ fn who_left_wants_nothing() {
     assert_eq!(world.sees(Cluster, "a"), "");
 }
 
-/// Changes while a request is under way become one request, and an answer is not starved by them.
+/// Subscription changes during a write become one request, and do not delay an ACK forever.
 #[test]
-fn one_request_is_under_way_at_a_time() {
+fn one_request_is_in_flight_at_a_time() {
     let mut world = world();
     let id = world.channel(&[(Cluster, "a"), (Endpoints, "a")]);
     world.accepts("one");
@@ -602,9 +615,9 @@ fn one_request_is_under_way_at_a_time() {
     assert_eq!(world.requests("one"), ["endpoints [a] v2 n3", "cluster [a b c d e f] v1 n1"]);
 }
 
-/// XM-1
+/// XM-1: connections, failures, and valid and invalid resources are counted per server.
 #[test]
-fn what_happened_is_counted() {
+fn events_are_counted_per_server() {
     let mut world = ClientScript::new(bootstrap(&["one"]));
     let tally = |world: &ClientScript| -> ServerStats {
         world.client.server_stats().next().expect("one server").clone()
@@ -616,7 +629,7 @@ fn what_happened_is_counted() {
     world.ends("one", "early");
     world.passes(secs(2));
     world.refuses("one");
-    assert_eq!((tally(&world).connected, tally(&world).failures), (false, 1), "failing still");
+    assert_eq!((tally(&world).connected, tally(&world).failures), (false, 1), "still failing");
     world.passes(secs(2));
     world.accepts("one");
     assert!(!tally(&world).connected, "until a response comes");
@@ -628,10 +641,10 @@ fn what_happened_is_counted() {
     let tally = tally(&world);
     assert_eq!((tally.connected, tally.failures), (false, 2));
     assert_eq!(tally.valid, [(Cluster, 2)].into());
-    assert_eq!(tally.invalid, [].into(), "only what was asked for counts");
+    assert_eq!(tally.invalid, [].into(), "only subscribed resources count");
 }
 
-/// A response with more resources than are accepted is rejected as a whole.
+/// A response with more resources than the limit is rejected as a whole.
 #[test]
 fn too_many_resources() {
     let mut world = ClientScript::with(bootstrap(&["one"]), Few, XdsVariant::StateOfTheWorld);

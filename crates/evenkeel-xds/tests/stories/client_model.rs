@@ -1,7 +1,8 @@
 //! The client against a model, under generated events in any order (faults 17 and 37).
 //!
-//! Whatever happens: each server believes in the end what is wanted, the client always waits for something, a resource is
-//! the last good one that its server sent, and nothing is left without an answer. `PROPTEST_CASES=100000` runs many.
+//! After any events, each server has the client's subscription, and the client always waits for an event. A resource
+//! is the last valid version that its server sent, and every subscription has a result. `PROPTEST_CASES=100000` runs
+//! many.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,20 +18,21 @@ const KINDS: [ResourceType; 2] = [Cluster, Endpoints];
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const SUBSCRIBERS: usize = 2;
 
-/// Longer than anything that is waited for.
+/// Duration beyond every timeout of the client.
 const LONG: Duration = Duration::from_secs(200);
 
 type Name = (ResourceType, String);
 
 #[derive(Clone, Debug)]
 enum ModelStep {
-    /// A subscriber wants these of the six names.
+    /// A subscriber subscribes to these of the six names.
     Want(usize, u8),
     Leave(usize),
     Accept(usize),
     Refuse(usize),
     End(usize),
-    /// A response with the names that the server knows of, as two bits each say: left out, good, good and other, bad.
+    /// A response with the names of the server's subscription. Two bits per name select: omitted, valid, valid with
+    /// other content, invalid.
     Send(usize, ResourceType, u8),
     Write(usize),
     Process(usize),
@@ -54,15 +56,15 @@ fn steps(servers: usize) -> impl Strategy<Value = Vec<ModelStep>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// The client in a world that holds everything back until a step lets it go.
+/// Client whose writes and changes are held back until a step completes them.
 struct ModelRun {
     world: ClientScript,
     servers: Vec<&'static str>,
     subscribers: Vec<Option<SubscriberId>>,
     wants: Vec<BTreeSet<Name>>,
-    /// The last good content of what is wanted, or was until a moment ago; kept with one server only.
+    /// Last valid content of each subscribed resource, or of one unsubscribed in flight. Only with one server.
     good: BTreeMap<Name, String>,
-    /// The end of the grace period of what was deleted and is in use.
+    /// End of the grace period of each deleted resource that is in use.
     held: BTreeMap<Name, Instant>,
 }
 
@@ -130,7 +132,7 @@ impl ModelRun {
         }
     }
 
-    /// A server sends what it likes of what it knows that we want, and keeps to the rules of its variant.
+    /// Sends any subset of the subscribed resources, by the rules of the variant.
     fn send(&mut self, server: &str, kind: ResourceType, what: u8) {
         if !self.world.reads(server) || !self.world.is_open(server) {
             return;
@@ -163,7 +165,8 @@ impl ModelRun {
             }
         }
         if removes {
-            // A name whose going is under way is not deleted by a response that does not list it, should it come back.
+            // A name whose unsubscription is in flight is not deleted by a response without it, since it may be
+            // subscribed again.
             let stays = self.world.will_be_told(server);
             for name in left_out.iter().map(|name| (kind, (*name).to_owned())) {
                 let is_deleted = self.world.variant == XdsVariant::Delta || stays.contains(&name);
@@ -177,7 +180,8 @@ impl ModelRun {
         self.world.sends(server, reply(kind, "v", &texts).removing(&left_out));
     }
 
-    /// What is wanted, and what a server may believe is wanted: the client keeps this.
+    /// Returns the subscribed names, and those that a server may believe to be subscribed. The client keeps their
+    /// resources.
     fn held(&self) -> BTreeSet<Name> {
         let mut held = self.wanted();
         for server in &self.servers {
@@ -189,14 +193,14 @@ impl ModelRun {
 
     fn check(&mut self) {
         let wanted = self.wanted();
-        // Without anything wanted there is nothing to wait for, and otherwise always something.
+        // Without subscriptions there is no deadline and no stream. Otherwise there always is one.
         let streams = self.world.streams();
         let waits = self.world.client.next_deadline().is_some();
         let moves = streams.iter().any(|server| {
             !self.world.is_open(server) || self.world.reads(server) || !self.world.unprocessed().is_empty()
         });
         assert_eq!(wanted.is_empty(), !waits && streams.is_empty(), "{streams:?}");
-        assert!(wanted.is_empty() || waits || moves, "nothing would ever happen again");
+        assert!(wanted.is_empty() || waits || moves, "the client waits for no event");
         if self.servers.len() == 1 {
             let held = self.held();
             let connected = self.world.is_open("one");
@@ -217,7 +221,7 @@ impl ModelRun {
         }
     }
 
-    /// Everything that is held back happens, and the servers are well: now all must be right.
+    /// Completes everything that is held back, with servers that accept every stream, and checks the result.
     fn settle(&mut self) {
         self.world.holds_writes = false;
         self.world.holds_changes = false;
@@ -248,12 +252,12 @@ impl ModelRun {
         }
         let wanted = self.wanted();
         for server in self.world.streams() {
-            assert_eq!(self.world.told(server), wanted, "{server} was told otherwise");
+            assert_eq!(self.world.told(server), wanted, "subscription of {server}");
             assert!(self.world.reads(server), "{server} is not read from");
         }
         assert_eq!(self.world.streams().is_empty(), wanted.is_empty());
         for (kind, name) in &wanted {
-            assert_ne!(self.world.sees(*kind, name), "", "{kind} {name} never got an answer");
+            assert_ne!(self.world.sees(*kind, name), "", "{kind} {name} has neither a resource nor an error");
         }
     }
 }
@@ -270,25 +274,25 @@ fn run(variant: XdsVariant, servers: usize, steps: &[ModelStep]) {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Faults 17 and 37, ADS-2, ADS-3, ADS-9
+    /// Faults 17 and 37, ADS-2, ADS-3, ADS-9: one server, state of the world.
     #[test]
     fn one_server_state_of_the_world(steps in steps(1)) {
         run(XdsVariant::StateOfTheWorld, 1, &steps);
     }
 
-    /// Faults 17 and 37, ADS-12
+    /// Faults 17 and 37, ADS-12: one server, delta.
     #[test]
     fn one_server_delta(steps in steps(1)) {
         run(XdsVariant::Delta, 1, &steps);
     }
 
-    /// Faults 12 and 37, FB-2, FB-3
+    /// Faults 12 and 37, FB-2, FB-3: a server and its fallback, state of the world.
     #[test]
     fn two_servers_state_of_the_world(steps in steps(2)) {
         run(XdsVariant::StateOfTheWorld, 2, &steps);
     }
 
-    /// Faults 12 and 37, FB-2, FB-3
+    /// Faults 12 and 37, FB-2, FB-3: a server and its fallback, delta.
     #[test]
     fn two_servers_delta(steps in steps(2)) {
         run(XdsVariant::Delta, 2, &steps);

@@ -1,4 +1,4 @@
-//! Clusters: what becomes of their fields, and what spoils a resource.
+//! Clusters: their fields in the parsed config, and the errors of invalid resources.
 
 mod security;
 
@@ -138,7 +138,7 @@ fn a_cluster_as_most_are() {
     assert_eq!((&leaf.outlier_detection, &leaf.load_reporting, &known.security), (&None, &None, &None));
 }
 
-/// VAL-C1, CDS-4: endpoints come from the same stream, under a name of their own or that of the cluster.
+/// VAL-C1, CDS-4: endpoints come from EDS on the same stream, under the EDS service name or the name of the cluster.
 #[test]
 fn endpoints_from_eds() {
     for eds_config in [ads(), itself()] {
@@ -167,7 +167,7 @@ fn endpoints_from_eds() {
     assert_eq!(&**leaf(&accepted(&message)).source.name(), "s");
 }
 
-/// VAL-C1, fault 33: what a cluster cannot be made of.
+/// VAL-C1, fault 33: unsupported discovery types and cluster types are rejected.
 #[test]
 fn other_kinds_of_clusters() {
     let expected = "type: expected EDS, LOGICAL_DNS or an aggregate cluster, found";
@@ -208,7 +208,8 @@ fn other_kinds_of_clusters() {
     assert!(problem.starts_with("cluster_type.typed_config: cannot be decoded: "), "{problem}");
 }
 
-/// VAL-C1, fault 33: members are kept as they are written; the older fields for policies are not looked at.
+/// VAL-C1, fault 33: aggregates keep the order of their members. The legacy policy fields of an aggregate are not
+/// read.
 #[test]
 fn aggregate_clusters() {
     let mut message = aggregate_cluster("c", &["a", "b", "a", "c"]);
@@ -248,7 +249,7 @@ fn dns_at(endpoint: LbEndpoint) -> Cluster {
     message
 }
 
-/// CDS-8, VAL-C1: exactly one name with a port.
+/// CDS-8, VAL-C1: a DNS cluster has exactly one host name with a port.
 #[test]
 fn endpoints_from_dns() {
     for (host, port, expected) in [
@@ -331,13 +332,13 @@ fn enumerated(policy: impl Into<i32>, config: Option<LegacyConfig>) -> Cluster {
     })
 }
 
-/// The policy for endpoints below the one for localities.
+/// Returns the endpoint policy below the locality policy.
 fn child(config: &LbConfig) -> LbConfig {
     assert_eq!(config.policy(), "xds_wrr_locality_experimental");
     config.settings::<WrrLocalityConfig>().expect("its settings").child_policy.clone()
 }
 
-/// EDF-10, VAL-C2: the enum uses EDS weights unless that is switched off.
+/// EDF-10, VAL-C2: the enum `ROUND_ROBIN` uses EDS weights unless they are disabled.
 #[test]
 fn the_enum_round_robin() {
     let policy = |converters: LbPolicyConverters| {
@@ -370,7 +371,7 @@ fn unknown_metrics_of_a_policy_are_warned_about() {
     assert!(warning.ends_with(r#""cpu\n" is not a metric that counts, it is ignored"#), "{warning}");
 }
 
-/// LR-2, VAL-C2
+/// LR-2, VAL-C2: the enum `LEAST_REQUEST` converts with its choice count, within the limits.
 #[test]
 fn the_enum_least_request() {
     let with = |choice_count| LeastRequestLbConfig { choice_count, ..LeastRequestLbConfig::default() };
@@ -380,7 +381,7 @@ fn the_enum_least_request() {
         LegacyConfig::RingHashLbConfig(RingHashLbConfig { hash_function: 1, ..RingHashLbConfig::default() });
     for (message, choices) in [
         (enumerated(LbPolicy::LeastRequest, None), 2),
-        // A config for another policy is not looked at.
+        // The config of another policy is not read.
         (enumerated(LbPolicy::LeastRequest, Some(ring)), 2),
         (message(with(None)), 2),
         (message(with(Some(3))), 3),
@@ -406,7 +407,7 @@ fn the_enum_least_request() {
     assert_eq!(warnings(&message(ignored)), told);
 }
 
-/// RH-2, REG-10, VAL-C2
+/// RH-2, REG-10, VAL-C2: the enum `RING_HASH` converts with its sizes and requires `XX_HASH`.
 #[test]
 fn the_enum_ring_hash() {
     let message = |hash_function, minimum_ring_size, maximum_ring_size| {
@@ -436,7 +437,7 @@ fn the_enum_ring_hash() {
     }
 }
 
-/// VAL-C2: other policies of the enum are refused.
+/// VAL-C2: other values of the enum are rejected.
 #[test]
 fn other_enums() {
     let expected = "lb_policy: expected ROUND_ROBIN, LEAST_REQUEST or RING_HASH, found";
@@ -454,7 +455,7 @@ fn other_enums() {
     }
 }
 
-/// REG-7: if there is a list of policies, the older fields are not even looked at.
+/// REG-7: with a list of policies, the legacy fields are not read.
 #[test]
 fn a_list_of_policies_beats_the_enum() {
     let murmur = RingHashLbConfig { hash_function: 1, ..RingHashLbConfig::default() };
@@ -470,9 +471,10 @@ fn a_list_of_policies_beats_the_enum() {
     }
 }
 
-/// REG-3, REG-6: what does not convert, or does not parse, spoils the cluster, and the reason is told.
+/// REG-3, REG-6: a policy that cannot be converted or parsed makes the cluster invalid, and the error gives the
+/// reason.
 #[test]
-fn a_list_of_policies_must_be_right() {
+fn a_list_of_policies_must_be_valid() {
     let with = |any| changed(|message| message.load_balancing_policy = Some(list([any])));
     let one = any(&LeastRequest { choice_count: Some(1), ..LeastRequest::default() });
     assert_eq!(
@@ -486,7 +488,7 @@ fn a_list_of_policies_must_be_right() {
         "load_balancing_policy: policy \"ring_hash_experimental\": \
          loadBalancingConfig[0].ring_hash_experimental.minRingSize: expected a whole number, not negative, found \"many\""
     );
-    // Quoted external text stays on one line and is truncated.
+    // Quoted text from the resource stays on one line and is truncated.
     let name = format!("x\n{}", "y".repeat(10_000));
     let entry = prost_types::Struct { fields: [(name, 1.0.into())].into() };
     let kind = prost_types::value::Kind::StructValue(entry);
@@ -513,7 +515,7 @@ fn threshold(priority: i32, max_requests: Option<u32>) -> Thresholds {
     Thresholds { priority, max_requests, ..Thresholds::default() }
 }
 
-/// CI-5: the first threshold for the default priority counts.
+/// CI-5: the first threshold for the default priority sets the maximum number of requests.
 #[test]
 fn circuit_breakers() {
     for (thresholds, expected) in [
@@ -546,7 +548,7 @@ fn circuit_breakers() {
     assert_eq!(with(limit(u32::MAX)), [""; 0]);
 }
 
-/// VAL-C6: a host without connections cannot be called.
+/// VAL-C6: a maximum of zero connections per host is rejected.
 #[test]
 fn connections_per_host() {
     let per_host = |max_connections: &[(i32, Option<u32>)]| {
@@ -578,7 +580,7 @@ fn seconds(seconds: i64, nanos: i32) -> prost_types::Duration {
     prost_types::Duration { seconds, nanos }
 }
 
-/// OD-3: success rate unless it is switched off, failure percentage only if it is switched on.
+/// OD-3: success rate ejection is on by default, failure percentage ejection is off.
 #[test]
 fn outlier_detection() {
     let settings = |message| leaf(&accepted(&ejecting(message))).outlier_detection.clone().unwrap();
@@ -635,9 +637,9 @@ fn outlier_detection() {
     assert_eq!(settings(full), expected);
 }
 
-/// OD-2, VAL-C4: durations are valid and not negative, percentages at most 100, whether they are used or not.
+/// OD-2, VAL-C4: durations must be valid and not negative, percentages at most 100, even if they have no effect.
 #[test]
-fn outlier_detection_must_be_right() {
+fn outlier_detection_must_be_valid() {
     let od = OutlierDetection::default;
     let range = "expected seconds from 0 to 315576000000 and nanos from 0 to 999999999, found";
     for (settings, problem) in [
@@ -683,7 +685,7 @@ fn outlier_detection_must_be_right() {
     assert_eq!(warnings(&ejecting(off)), [""; 0]);
 }
 
-/// VAL-C3: load is reported to the server that sent the cluster, with the metrics that it lists.
+/// VAL-C3: load is reported to the server that sent the cluster, with the metrics that the cluster lists.
 #[test]
 fn load_reporting() {
     let with = |server: ConfigSource, metrics: &[&str]| {
@@ -731,9 +733,9 @@ fn load_reporting() {
     assert_eq!(warnings(&without), ["lrs_report_endpoint_metrics: has no effect without lrs_server"]);
 }
 
-/// Fields that a user may count on although they have no effect are told; the rest is passed over.
+/// Fields that have no effect but change how calls are balanced produce a warning. Other unknown fields are ignored.
 #[test]
-fn what_has_no_effect_is_said() {
+fn fields_without_effect_are_warned_about() {
     let message = changed(|message| {
         message.health_checks = vec![HealthCheck::default()];
         message.lb_subset_config = Some(LbSubsetConfig::default());
@@ -756,9 +758,9 @@ fn what_has_no_effect_is_said() {
     assert_eq!(warnings(&message), told.map(|field| format!("{field}: is ignored")));
 }
 
-/// VAL-X1: every problem is told, each with its path.
+/// VAL-X1: every error is reported with its path.
 #[test]
-fn all_problems_are_told_at_once() {
+fn all_errors_are_reported_at_once() {
     let message = changed(|message| {
         message.name.clear();
         message.eds_cluster_config = None;
@@ -797,7 +799,7 @@ fn bytes_that_are_no_cluster() {
 }
 
 proptest! {
-    /// No bytes make it panic.
+    /// Arbitrary changes of the bytes cause no panic.
     #[test]
     fn damaged_bytes_do_no_harm(at in 0..10_000_usize, byte: u8, end in 0..10_000_usize, which in 0..4_usize) {
         let message = match which {

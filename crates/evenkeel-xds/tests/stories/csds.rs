@@ -20,7 +20,8 @@ fn wall(at: Instant) -> Timestamp {
     Timestamp { seconds: 1_000 + (at.as_nanos() / 1_000_000_000).cast_signed(), nanos: 0 }
 }
 
-/// One line per resource: type, name, state, version and time of what is in use, version, time and text of the error.
+/// Returns one line per resource: type, name, state, version and time of the resource in use, version, time and text
+/// of the error.
 fn lines(world: &ClientScript) -> Vec<String> {
     let config = world.client.dump("target", wall);
     let configs = config.generic_xds_configs.into_iter().map(|config| {
@@ -39,9 +40,9 @@ fn lines(world: &ClientScript) -> Vec<String> {
     configs.collect()
 }
 
-/// CSDS-4, CSDS-5: the example of A40, read as A46 has it.
+/// CSDS-4, CSDS-5: the example of A40, with the states of A46.
 #[test]
-fn a_bad_update_shows_where_it_is_bad() {
+fn an_invalid_update_shows_its_error() {
     let mut world = ClientScript::new(bootstrap(&["one"]));
     world.channel(&[(Endpoints, "A"), (Endpoints, "B"), (Endpoints, "C")]);
     world.accepts("one");
@@ -58,9 +59,9 @@ fn a_bad_update_shows_where_it_is_bad() {
     assert_eq!(lines(&world), [acked("A", 2, 1005), acked("B", 3, 1010), acked("C", 3, 1010)]);
 }
 
-/// CSDS-8, DE-6: every state, with and without a resource that is kept.
+/// CSDS-8, DE-6: every state, with and without a cached resource.
 #[test]
-fn every_state_has_its_word() {
+fn every_state_has_its_name() {
     let none = ServerFeatures::default();
     let ignore = ServerFeatures { ignore_resource_deletion: true, ..none };
     let fail = ServerFeatures { fail_on_data_errors: true, ..none };
@@ -109,7 +110,7 @@ fn every_state_has_its_word() {
     assert_eq!(state(fail, &sends_and_denies), "RECEIVED_ERROR !v at 1000");
 }
 
-/// XM-2: what each state is called by metrics, which tell apart whether a resource is kept.
+/// XM-2: every state has the metric label of A78, which shows if a cached resource is in use.
 #[test]
 fn resources_are_counted_by_state() {
     let none = ServerFeatures::default();
@@ -156,7 +157,7 @@ fn resources_are_counted_by_state() {
     }
 }
 
-/// XM-2: only what is wanted counts, by authority and type.
+/// XM-2: only subscribed resources count, by authority and type.
 #[test]
 fn resources_are_counted_by_authority_and_type() {
     let authorities = [("far".to_owned(), authority(&["two"]))].into();
@@ -186,7 +187,7 @@ fn resources_are_counted_by_authority_and_type() {
     assert_eq!(world.client.resource_counts(), [census(None, Cluster, CacheState::Acked, 1)]);
 }
 
-/// CSDS-3: the bytes as they came, fields that nobody here knows included.
+/// CSDS-3: resources are dumped as received, unknown fields included.
 #[test]
 fn resources_are_shown_as_they_came() {
     let mut world = ClientScript::new(bootstrap(&["one"]));
@@ -199,12 +200,12 @@ fn resources_are_shown_as_they_came() {
     world.sends("one", reply(Cluster, "1", &[]).with("a", raw.clone()));
     let shown: Vec<Option<Any>> =
         world.client.dump("", wall).generic_xds_configs.into_iter().map(|config| config.xds_config).collect();
-    assert_eq!(shown, [None, Some(raw)], "listeners come first, and there is none yet");
+    assert_eq!(shown, [None, Some(raw)], "listeners come first, and none was received");
 }
 
-/// CSDS-1, CSDS-2, CSDS-6, CSDS-7: each request has one answer, whichever of the two methods it came by.
+/// CSDS-1, CSDS-2, CSDS-6, CSDS-7: each request gets one response with all clients. Node matchers are rejected.
 #[test]
-fn answers_for_several_clients() {
+fn one_response_for_several_clients() {
     let node = Node {
         id: "me".to_owned(),
         user_agent_name: "evenkeel".to_owned(),
@@ -239,9 +240,9 @@ fn answers_for_several_clients() {
     assert_eq!(refused.message(), "node_matchers are not supported; leave them out");
 }
 
-/// CSDS-3: what nobody wants is not shown.
+/// CSDS-3: a resource without a subscriber is not dumped.
 #[test]
-fn what_nobody_wants_is_not_shown() {
+fn resources_without_a_subscriber_are_not_dumped() {
     let mut world = ClientScript::new(bootstrap(&["one"]));
     let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
     world.accepts("one");

@@ -1,4 +1,4 @@
-//! The delta variant: other requests and responses, the same behaviour towards subscribers.
+//! The delta variant: its own requests and responses, with the same behaviour towards subscribers.
 
 use evenkeel_xds::bootstrap::ServerFeatures;
 use evenkeel_xds::resource::ResourceType::{self, Cluster, Endpoints};
@@ -6,9 +6,9 @@ use testkit::secs;
 
 use crate::script::{ClientScript, bootstrap, bootstrap_with, reply};
 
-/// ADS-12: names as they come and go, answers by nonce.
+/// ADS-12: requests carry the added and removed names, and responses are ACKed by nonce.
 #[test]
-fn asks_and_answers() {
+fn subscribes_and_acks() {
     let mut world = ClientScript::delta(bootstrap(&["one"]));
     let id = world.channel(&[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
     world.accepts("one");
@@ -29,9 +29,9 @@ fn asks_and_answers() {
     assert_eq!(world.sees(Cluster, "a"), "1", "the error is gone");
 }
 
-/// ADS-7, ADS-12: a new stream is told the versions that are in use.
+/// ADS-7, ADS-12: the first request of a new stream carries the versions of the cached resources.
 #[test]
-fn a_new_stream_says_what_is_known() {
+fn a_new_stream_sends_known_versions() {
     let mut world = ClientScript::delta(bootstrap(&["one"]));
     world.channel(&[(Cluster, "a"), (Cluster, "b"), (Cluster, "c"), (Endpoints, "e")]);
     world.accepts("one");
@@ -42,16 +42,20 @@ fn a_new_stream_says_what_is_known() {
     world.ends("one", "max age");
     world.accepts("one");
     let first = "cluster +a b c {a:1 c:2} as me";
-    assert_eq!(world.requests("one"), [first, "endpoints +e"], "b must come again for its trouble to end");
+    assert_eq!(
+        world.requests("one"),
+        [first, "endpoints +e"],
+        "no version for b, so that the server sends it again"
+    );
     world.passes(secs(60));
-    assert_eq!(world.sees(Cluster, "a"), "1", "what did not change need not come");
+    assert_eq!(world.sees(Cluster, "a"), "1", "unchanged resources are not sent again");
     let absent = r#"!NotFound: endpoints "e": does not exist: xDS server "one" did not send it within 15s (xDS node id "me")"#;
     assert_eq!(world.sees(Endpoints, "e"), absent);
 }
 
-/// FB-2, ADS-12: versions are those of one server.
+/// FB-2, ADS-12: versions are not sent to another server.
 #[test]
-fn a_server_is_not_told_the_versions_of_another() {
+fn versions_are_not_sent_to_another_server() {
     let mut world = ClientScript::delta(bootstrap(&["one", "two"]));
     world.channel(&[(Cluster, "a")]);
     world.refuses("one");
@@ -62,7 +66,7 @@ fn a_server_is_not_told_the_versions_of_another() {
     assert_eq!(world.requests("one"), ["cluster +a as me"]);
 }
 
-/// ADS-12, DE-2, DE-3: every type can be removed, also before it ever came.
+/// ADS-12, DE-2, DE-3: resources of every type can be removed, even before they were received.
 #[test]
 fn removed_resources() {
     let keeps = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
@@ -80,15 +84,19 @@ fn removed_resources() {
             let removed = format!(
                 "!NotFound: {kind} \"b\": does not exist: xDS server \"one\" removed it (xDS node id \"me\")"
             );
-            assert_eq!(world.sees(kind, "b"), removed, "at once, not after a while");
+            assert_eq!(world.sees(kind, "b"), removed, "without a grace period");
             assert_eq!(world.client.next_deadline(), None);
             world.sends("one", reply(kind, "1", &["a=1", "b=1"]).removing(&["a"]));
-            assert_eq!([world.sees(kind, "a"), world.sees(kind, "b")], ["1", "1"], "what is sent is there");
+            assert_eq!(
+                [world.sees(kind, "a"), world.sees(kind, "b")],
+                ["1", "1"],
+                "a resource that is sent exists"
+            );
         }
     }
 }
 
-/// ADS-8, ADS-12
+/// ADS-8, ADS-12: a resource whose name differs from that of its wrapper is NACKed.
 #[test]
 fn names_inside_and_outside_must_agree() {
     let mut world = ClientScript::delta(bootstrap(&["one"]));
@@ -100,9 +108,9 @@ fn names_inside_and_outside_must_agree() {
     assert!(world.sees(Cluster, "a").starts_with("!Unavailable"));
 }
 
-/// DE-5, ADS-12
+/// DE-5, ADS-12: an error that the server sends for a resource becomes the resource's error.
 #[test]
-fn a_server_says_why_it_does_not_send() {
+fn errors_of_resources_reach_the_subscriber() {
     let mut world = ClientScript::delta(bootstrap(&["one"]));
     world.channel(&[(Cluster, "a")]);
     world.accepts("one");
@@ -111,9 +119,9 @@ fn a_server_says_why_it_does_not_send() {
     assert_eq!(world.sees(Cluster, "a"), text);
 }
 
-/// fault 17, ADS-12: the answer goes alone and first, and a name that comes back is asked for again.
+/// fault 17, ADS-12: an ACK is sent first and without names, and a name that is added back is subscribed again.
 #[test]
-fn answers_and_names_do_not_mix() {
+fn acks_and_names_do_not_mix() {
     let mut world = ClientScript::delta(bootstrap(&["one"]));
     let id = world.channel(&[(Cluster, "a")]);
     world.accepts("one");

@@ -1,4 +1,4 @@
-//! Load assignments: what becomes of endpoints, and what spoils a resource.
+//! Load assignments: parsed endpoints, and the errors of invalid resources.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ fn parse(message: &ClusterLoadAssignment) -> Result<(Arc<EndpointSet>, Vec<Strin
 }
 
 fn accepted(message: &ClusterLoadAssignment) -> Arc<EndpointSet> {
-    let (set, warnings) = parse(message).expect("a good resource");
+    let (set, warnings) = parse(message).expect("a valid resource");
     assert_eq!(warnings, [""; 0]);
     set
 }
@@ -53,7 +53,7 @@ fn assignment(endpoints: Vec<LocalityLbEndpoints>) -> ClusterLoadAssignment {
     ClusterLoadAssignment { cluster_name: "c".to_owned(), endpoints, ..ClusterLoadAssignment::default() }
 }
 
-/// One locality with these endpoints.
+/// Returns a load assignment with one locality of these endpoints.
 fn with(endpoints: Vec<LbEndpoint>) -> ClusterLoadAssignment {
     assignment(vec![LocalityLbEndpoints { lb_endpoints: endpoints, ..locality("a", 1, 0, &[]) }])
 }
@@ -112,7 +112,7 @@ fn with_metadata(namespace: &str, key: &str, value: impl Into<Value>) -> LbEndpo
     LbEndpoint { metadata: Some(metadata), ..endpoint("10.0.0.1", 80) }
 }
 
-/// The endpoints of each priority, as text.
+/// Returns the endpoints of each priority as text.
 fn shown(set: &EndpointSet) -> Vec<Vec<String>> {
     let endpoint = |endpoint: &Endpoint| {
         let weight = endpoint.weight().map(|weight| format!(" x{weight}")).unwrap_or_default();
@@ -142,7 +142,7 @@ fn a_load_assignment_becomes_priorities() {
     assert!(Arc::ptr_eq(&localities[0], &localities[1]));
 }
 
-/// VAL-E1: a locality without a weight is passed over, whatever is in it, and leaves its priority as if it were not there.
+/// VAL-E1: a locality without a weight is skipped without validation, as if it were missing from its priority.
 #[test]
 fn localities_without_a_weight_are_passed_over() {
     let mut bad = locality("zero", 0, 0, &["10.0.0.9:80"]);
@@ -160,9 +160,9 @@ fn localities_without_a_weight_are_passed_over() {
     assert_eq!(refused(&assignment(gap.into())), "endpoints: there is a priority 1 but no priority 0");
 }
 
-/// VAL-E2, VAL-E3, fault 34: what the other implementations refuse about localities, and no more.
+/// VAL-E2, VAL-E3, fault 34: localities that other gRPC implementations reject are rejected.
 #[test]
-fn localities_that_spoil_a_resource() {
+fn invalid_localities_are_rejected() {
     let max = u32::MAX;
     let unnamed = LocalityLbEndpoints { locality: None, ..locality("a", 1, 0, &["10.0.0.1:80"]) };
     for (localities, problem) in [
@@ -195,9 +195,9 @@ fn localities_that_spoil_a_resource() {
     assert_eq!(refused(&unnamed), "cluster_name: must not be empty");
 }
 
-/// VAL-E4, VAL-E6, EDF-5, fault 34
+/// VAL-E4, VAL-E6, EDF-5, fault 34: weights of zero and duplicate addresses are rejected.
 #[test]
-fn weights_and_duplicates_that_spoil_a_resource() {
+fn invalid_weights_and_duplicates_are_rejected() {
     let max = u32::MAX;
     let twice = "the address 10.0.0.1:80 is in the resource more than once";
     let again = "the address [::1]:80 is in the resource more than once";
@@ -233,9 +233,9 @@ fn weights_and_duplicates_that_spoil_a_resource() {
     assert_eq!(refused(&assignment(apart.into())), problem);
 }
 
-/// VAL-E5, fault 34
+/// VAL-E5, fault 34: unsupported and invalid addresses are rejected.
 #[test]
-fn addresses_that_spoil_a_resource() {
+fn invalid_addresses_are_rejected() {
     let name = HostIdentifier::EndpointName("e".to_owned());
     let mut bare = endpoint("10.0.0.1", 80);
     if let Some(HostIdentifier::Endpoint(known)) = &mut bare.host_identifier {
@@ -279,9 +279,9 @@ fn addresses_that_spoil_a_resource() {
     }
 }
 
-/// CI-2, fault 34
+/// CI-2, fault 34: invalid drop categories are rejected.
 #[test]
-fn drops_that_spoil_a_resource() {
+fn invalid_drops_are_rejected() {
     assert_eq!(refused(&drops(&[("", 1, 0)])), "policy.drop_overloads[0].category: must not be empty");
     assert_eq!(
         refused(&drops(&[("lb", 1, 0), ("lb", 1, 3)])),
@@ -292,9 +292,9 @@ fn drops_that_spoil_a_resource() {
     assert_eq!(refused(&message), "policy.drop_overloads[0].drop_percentage: must be set");
 }
 
-/// VAL-E3, VAL-E4, VAL-E6, fault 34: the other side of each rule.
+/// VAL-E3, VAL-E4, VAL-E6, fault 34: valid resources close to each rule are accepted.
 #[test]
-fn what_does_not_spoil_a_resource() {
+fn resources_close_to_the_rules_are_accepted() {
     let max = u32::MAX;
     let cases = [
         // The same locality in two priorities, with two weights.
@@ -302,7 +302,7 @@ fn what_does_not_spoil_a_resource() {
         (vec![locality("a", max - 1, 0, &["10.0.0.1:80"]), locality("b", 1, 0, &["10.0.0.2:80"])], 2),
         // Priorities in any order.
         (vec![locality("a", 1, 1, &["10.0.0.1:80"]), locality("b", 1, 0, &["10.0.0.2:80"])], 2),
-        // The same address with another port.
+        // The same IP address with another port.
         (vec![locality("a", 1, 0, &["10.0.0.1:80", "10.0.0.1:81", "[::ffff:10.0.0.1]:80"])], 3),
         (
             vec![LocalityLbEndpoints {
@@ -311,7 +311,7 @@ fn what_does_not_spoil_a_resource() {
             }],
             2,
         ),
-        // Unhealthy endpoints are not looked at, so that one may have the address of its successor.
+        // Unhealthy endpoints are not validated, so one may have the address of its successor.
         (
             vec![LocalityLbEndpoints {
                 lb_endpoints: vec![
@@ -332,9 +332,9 @@ fn what_does_not_spoil_a_resource() {
     }
 }
 
-/// VAL-X1, VAL-E9: every problem is told, each with its path, and nothing of a bad resource is used.
+/// VAL-X1, VAL-E9: every error is reported with its path, and no part of an invalid resource is used.
 #[test]
-fn all_problems_are_told_at_once() {
+fn all_errors_are_reported_at_once() {
     let mut endpoints = vec![endpoint("10.0.0.1", 80); 3];
     endpoints[1] = weighing(0, 81);
     endpoints.push(at_socket(|socket| {
@@ -356,9 +356,10 @@ fn all_problems_are_told_at_once() {
     assert_eq!(refused(&message), told.join("; "));
 }
 
-/// VAL-E7, fault 26: endpoints that are not well are left out; a priority in which none is left is still a priority.
+/// VAL-E7, fault 26: only endpoints with health UNKNOWN or HEALTHY are used. A priority without any remains a
+/// priority.
 #[test]
-fn only_endpoints_that_are_well_are_used() {
+fn only_healthy_endpoints_are_used() {
     use HealthStatus::{Degraded, Draining, Healthy, Timeout, Unhealthy, Unknown};
     let all = [Unknown, Healthy, Unhealthy, Draining, Timeout, Degraded];
     let mut endpoints: Vec<_> = (1..).zip(all).map(|(port, status)| being(status, port)).collect();
@@ -378,13 +379,13 @@ fn only_endpoints_that_are_well_are_used() {
     assert_eq!(shown(&accepted(&message)), [vec![], vec![], vec!["[10.0.0.2:80] in b x1"]]);
 }
 
-/// VAL-E8: no endpoints at all are a valid answer.
+/// VAL-E8: a resource without endpoints is valid.
 #[test]
 fn no_endpoints_are_valid() {
     assert!(accepted(&assignment(vec![])).priorities.is_empty());
 }
 
-/// EDF-5: a weight that is not set is not known; policies take it as 1.
+/// EDF-5: an unset weight is unknown, not 1.
 #[test]
 fn an_unset_weight_stays_unset() {
     let set = accepted(&with(vec![endpoint("10.0.0.1", 80), weighing(1, 81), weighing(u32::MAX - 2, 82)]));
@@ -392,7 +393,7 @@ fn an_unset_weight_stays_unset() {
     assert_eq!(weights, [None, Some(1), Some(u32::MAX - 2)]);
 }
 
-/// CI-2: rates become so many in a million, at most all.
+/// CI-2: drop rates are scaled to a million, and are at most 100 %.
 #[test]
 fn drop_rates_are_scaled() {
     let set = accepted(&drops(&[
@@ -407,7 +408,7 @@ fn drop_rates_are_scaled() {
     assert_eq!(rates, expected);
 }
 
-/// RH-15: the hash key comes from the metadata, if it is a text.
+/// RH-15: the hash key of an endpoint comes from its metadata, if it is a string.
 #[test]
 fn hash_keys_come_from_the_metadata() {
     let key = |endpoint: LbEndpoint| {
@@ -424,7 +425,7 @@ fn hash_keys_come_from_the_metadata() {
     assert_eq!(key(with_metadata("envoy.lb", "hash_key", 5.0)), (None, vec![warning.to_owned()]));
 }
 
-/// VAL-E4: further addresses follow the first, in order (A61); host names are kept (A81).
+/// VAL-E4: additional addresses follow the first, in order (A61). Host names are kept (A81).
 #[test]
 fn an_endpoint_has_several_addresses_and_a_name() {
     let mut endpoint = dual(&[("10.0.0.1", 80), ("::1", 80), ("10.0.0.2", 81)]);
@@ -439,7 +440,7 @@ fn an_endpoint_has_several_addresses_and_a_name() {
 }
 
 #[test]
-fn what_has_no_effect_is_said() {
+fn fields_without_effect_are_warned_about() {
     let policy = Policy {
         overprovisioning_factor: Some(140),
         endpoint_stale_after: Some(Duration::default()),
@@ -487,7 +488,7 @@ fn limits_hold() {
     assert_eq!(check(&assignment(localities)), Err(problem.to_owned()));
 }
 
-/// A hundred thousand endpoints are read in one go, and as many problems are told in few words.
+/// A resource with 100,000 endpoints is parsed, and as many errors lead to a short text.
 #[test]
 fn many_endpoints() {
     let many = |port: fn(u32) -> u32| {
@@ -525,7 +526,7 @@ fn generated() -> impl Strategy<Value = ClusterLoadAssignment> {
     proptest::collection::vec(locality, 0..4).prop_map(assignment)
 }
 
-/// Whether a resource is good, by the letter of A27, A61 and the rule for weights.
+/// Returns true if a resource is valid by A27, A61 and the rules for weights.
 fn is_good(message: &ClusterLoadAssignment) -> bool {
     let used = || message.endpoints.iter().filter(|locality| locality.load_balancing_weight.unwrap_or(0) > 0);
     let well = |endpoint: &&LbEndpoint| endpoint.health_status <= 1;
@@ -549,13 +550,13 @@ fn is_good(message: &ClusterLoadAssignment) -> bool {
 }
 
 proptest! {
-    /// fault 34: a resource is accepted exactly if no rule forbids it.
+    /// fault 34: a resource is accepted if and only if no rule rejects it.
     #[test]
     fn the_rules_and_the_parser_agree(message in generated()) {
         prop_assert_eq!(parse(&message).is_ok(), is_good(&message), "{:?}", parse(&message));
     }
 
-    /// No bytes make it panic, and what is damaged is either refused or good.
+    /// Arbitrary changes of the bytes cause no panic.
     #[test]
     fn damaged_bytes_do_no_harm(message in generated(), at in 0..10_000_usize, byte: u8, cut in 0..10_000_usize) {
         let mut bytes = message.encode_to_vec();
@@ -569,8 +570,8 @@ proptest! {
     }
 }
 
-/// VAL-X1, fault 36: a locality that is no locality is named; bytes that do not end where they say are refused as a whole; and the
-/// order of fields is free, since localities are read apart from what stands beside them.
+/// VAL-X1, fault 36: a locality that cannot be decoded is named by its index. A length prefix beyond the end rejects
+/// the whole resource. Fields may be in any order, although localities are decoded separately.
 #[test]
 fn bytes_are_taken_apart() {
     let parser = ResourceParser::new(Registry::empty());
@@ -579,11 +580,11 @@ fn bytes_are_taken_apart() {
         parse_any(&Any { type_url, value }, &parser).map_err(|rejected| rejected.to_string())
     };
     let good = load_assignment("c", &["10.0.0.1:80"]).encode_to_vec();
-    // Field 2 with one byte, which is no message.
+    // Field 2 with one byte, which is no valid message.
     let spoiled = [&good[..], &[0x12, 1, 0xff]].concat();
     let told = parse(spoiled).expect_err("no locality");
     assert!(told.starts_with(r#""c": endpoints[1]: cannot be decoded: "#), "{told}");
-    // Field 2 with five bytes, of which there are none.
+    // Field 2 with a length of five bytes, at the end of the resource.
     let cut = [&good[..], &[0x12, 5]].concat();
     let told = parse(cut).expect_err("no end");
     assert_eq!(told, "cannot be decoded: a field has no end, or is none");
@@ -593,7 +594,7 @@ fn bytes_are_taken_apart() {
         .map(|(zone, address)| assignment(vec![locality(zone, 1, 0, &[address])]))
         .map(|part| ClusterLoadAssignment { cluster_name: String::new(), ..part }.encode_to_vec());
     let [first, second] = &localities;
-    let parsed = parse([&first[..], &name.encode_to_vec(), second].concat()).expect("a good resource");
+    let parsed = parse([&first[..], &name.encode_to_vec(), second].concat()).expect("a valid resource");
     let Resource::Endpoints(set) = parsed.resource else { panic!("not endpoints") };
     assert_eq!((parsed.name.as_str(), set.priorities[0].iter().count()), ("c", 2));
 }

@@ -1,5 +1,5 @@
-//! A look at endpoints alone leads to what a look at everything leads to: two channels follow one client, one of them the
-//! short way wherever it may, and agree after everything that happens.
+//! An endpoints-only update has the result of a full update. Two channels follow one client, one of them with
+//! endpoints-only updates wherever possible, and their configs are equal after every event.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use ResourceType::{Cluster as Cds, Endpoints as Eds, Listener as Lds, RouteConfi
 
 use crate::script::{authority, bootstrap_with};
 
-/// One resource in two spellings, the first of which is canonical.
+/// Two spellings of one resource name, the first of which is canonical.
 const SPELLINGS: [&str; 2] = [
     "xdstp://far/envoy.config.endpoint.v3.ClusterLoadAssignment/e?a=1&b=2",
     "xdstp://far/envoy.config.endpoint.v3.ClusterLoadAssignment/e?b=2&a=1",
@@ -39,11 +39,11 @@ const SPELLINGS: [&str; 2] = [
 
 const CLUSTERS: &str = "abcdetuxy";
 
-/// The names of the endpoints that these have.
+/// EDS resource names of the clusters.
 const ENDPOINTS: [&str; 3] = ["a", "shared", SPELLINGS[0]];
 
-/// The cluster of a letter: `b` and `c` have the endpoints of one service, `t` and `u` too in two spellings, `d` and `e` one DNS
-/// name; `x` and `y` are aggregates.
+/// Returns the cluster of a letter: `b` and `c` share one EDS service, as do `t` and `u` in two spellings. `d` and
+/// `e` share one DNS name, and `x` and `y` are aggregates.
 fn cluster_of(letter: char) -> Cluster {
     let of_service = |service: &str| {
         let mut cluster = cluster(&letter.to_string());
@@ -61,25 +61,25 @@ fn cluster_of(letter: char) -> Cluster {
     }
 }
 
-/// One thing that happens.
+/// Event of a generated story.
 #[derive(Clone, Debug)]
 enum TestEvent {
     Routes(Vec<char>),
-    /// A cluster comes, or is sent again with another timeout, which makes it another one.
+    /// A cluster is sent, with a connect timeout that distinguishes its versions.
     Cluster(char, i64),
-    /// A resource is refused by us, refused by the server, or deleted.
+    /// A resource that is NACKed, has an error from the server, or is deleted.
     Spoiled(ResourceType, String),
     Refused(ResourceType, String, i32),
     Deleted(ResourceType, String),
     /// EDS resources are sent: the index of each, with its number of endpoints.
     Endpoints(Vec<(usize, usize)>),
     Resolved(bool),
-    /// Which clusters policies ask for.
+    /// Clusters that policies subscribe to dynamically.
     Dynamic(Vec<char>),
-    /// The stream ends, and perhaps another cannot be had.
+    /// The stream ends. If false, the next one is refused.
     Ends(bool),
     Later(u64),
-    /// A call begins on each channel and holds on to its cluster; the oldest ends.
+    /// A call begins on each channel and retains its cluster, or the oldest call ends.
     CallBegins,
     CallEnds,
 }
@@ -110,14 +110,14 @@ fn happenings() -> impl Strategy<Value = Vec<TestEvent>> {
     prop::collection::vec(one, 0..60)
 }
 
-/// One channel.
+/// A resolver with the subscriptions and results of its channel.
 struct TestChannel {
     id: SubscriberId,
     resolver: XdsResolver,
     wanted: BTreeSet<(ResourceType, String)>,
     hosts: BTreeSet<Arc<str>>,
     route: Option<Result<Arc<ConfigSelector>, Status>>,
-    /// The last step, as text.
+    /// Last update as text.
     step: Option<String>,
 }
 
@@ -175,7 +175,7 @@ impl TestChannel {
 /// Balancing and routing config of a channel.
 struct RetainedViews(Option<Arc<XdsConfig>>, Option<Arc<ConfigSelector>>);
 
-/// One client with a channel that looks at everything and one that takes the short way.
+/// One client with a channel that always runs full updates, and one that runs endpoints-only updates.
 struct Story {
     client: AdsClient,
     now: Instant,
@@ -256,7 +256,7 @@ impl Story {
         self.follow(false);
     }
 
-    /// The driver: both channels look until nothing is left to do.
+    /// Runs the driver until neither channel has an update left.
     fn follow(&mut self, at_everything: bool) {
         let mut changed = at_everything.then_some(ChangedResources::Anything);
         loop {
@@ -356,14 +356,14 @@ impl Story {
                 self.follow(false);
             }
             TestEvent::CallBegins => self.calls.push([self.whole.select(), self.short.select()]),
-            // Nobody is told: a look at endpoints has to see that there is more to look at.
+            // No event is sent, so an endpoints-only update has to notice that a full update is due.
             TestEvent::CallEnds if !self.calls.is_empty() => drop(self.calls.remove(0)),
             TestEvent::CallEnds => {}
         }
     }
 }
 
-/// A config, all of it. What stands in the client's cache is the same allocation for both channels.
+/// Returns every part of a config as text. Resources from the cache are the same allocation for both channels.
 fn shown(config: &XdsConfig) -> Vec<String> {
     let XdsConfig { listener, route_config, virtual_host, clusters, resources, note } = config;
     let roots = (Arc::as_ptr(listener), Arc::as_ptr(route_config), Arc::as_ptr(virtual_host), note);
@@ -374,7 +374,7 @@ fn shown(config: &XdsConfig) -> Vec<String> {
     std::iter::once(roots).chain(clusters_by_name).chain(endpoints).chain(resources).collect()
 }
 
-/// Which of the parts that two allocations may stand for are the ones of before.
+/// Returns the parts of a config that are the same allocation as before.
 fn kept(before: &RetainedViews, after: &RetainedViews) -> Option<Vec<String>> {
     let (RetainedViews(Some(before), old_route), RetainedViews(Some(after), route)) = (before, after) else {
         return None;
@@ -407,7 +407,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn a_look_at_endpoints_alone_is_as_good(features in features(), happenings in happenings()) {
+    fn endpoints_only_updates_equal_full_updates(features in features(), happenings in happenings()) {
         let mut story = Story::new(features);
         for happening in &happenings {
             let before = [&story.whole, &story.short].map(TestChannel::looks);
@@ -415,7 +415,8 @@ proptest! {
             let (whole, short) = (&mut story.whole, &mut story.short);
             prop_assert_eq!(&whole.wanted, &short.wanted);
             prop_assert_eq!(&whole.hosts, &short.hosts);
-            // Of steps in between, the one that looks second takes fewer: what the first wants is known by then.
+            // The second channel takes fewer intermediate updates, because resources that the first requested are
+            // already cached.
             prop_assert_eq!(whole.step.take(), short.step.take());
             let after = [whole, short].map(|channel| channel.looks());
             prop_assert_eq!(after[0].0.as_deref().map(shown), after[1].0.as_deref().map(shown));
@@ -425,11 +426,11 @@ proptest! {
     }
 }
 
-/// The story above takes the short way, for every kind of name.
+/// Endpoints-only updates happen in these stories, for every kind of resource name.
 #[test]
-fn the_short_way_is_taken() {
+fn endpoints_only_updates_happen() {
     let mut story = Story::new(ServerFeatures::default());
-    // A channel that took new routes has old clusters to let go of, and looks at everything once more.
+    // The channel first drops the clusters of its old routes, which takes one more full update.
     story.happens(&TestEvent::Endpoints(vec![(0, 2)]));
     for (which, name) in ENDPOINTS.iter().enumerate() {
         let before = story.glances;
@@ -439,7 +440,7 @@ fn the_short_way_is_taken() {
     let before = story.glances;
     story.happens(&TestEvent::Deleted(Eds, "a".to_owned()));
     story.happens(&TestEvent::Spoiled(Eds, "shared".to_owned()));
-    assert_eq!(story.glances, before + 2, "trouble with endpoints too");
+    assert_eq!(story.glances, before + 2, "errors of endpoints too");
     story.happens(&TestEvent::Cluster('a', 1));
-    assert_eq!(story.glances, before + 2, "a cluster leads elsewhere");
+    assert_eq!(story.glances, before + 2, "a cluster takes a full update");
 }

@@ -1,4 +1,4 @@
-//! Authorities and their servers: which are used, when another one is, and what they share.
+//! Authorities and their servers: server selection, fallback, and shared streams.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use testkit::secs;
 
 use crate::script::{ClientScript, authority, bootstrap, reply, server};
 
-/// FB-1, FB-2, fault 9: the first server is down from the start.
+/// FB-1, FB-2, fault 9: the first server is unavailable from the start, so the second is used until the first has
+/// sent a resource.
 #[test]
 fn falls_back_and_returns() {
     let mut world = ClientScript::new(bootstrap(&["one", "two"]));
@@ -27,11 +28,11 @@ fn falls_back_and_returns() {
     assert_eq!(
         world.requests("one"),
         ["cluster [a] as me", "endpoints [e]"],
-        "versions of others mean nothing here"
+        "versions of another server are not sent"
     );
     world.changed();
     world.log();
-    // FB-3
+    // FB-3: the first resource from the first server ends the fallback.
     world.sends("one", reply(Cluster, "o1", &["a=one"]));
     assert_eq!(world.sees(Cluster, "a"), "one");
     assert_eq!(world.changed(), [id]);
@@ -41,7 +42,7 @@ fn falls_back_and_returns() {
     assert!(world.sees(Endpoints, "e").contains(r#"xDS server "one" did not send it"#));
 }
 
-/// XM-1: a fallback server counts while it is in use; that a server is not needed is no failure.
+/// XM-1: a fallback server is in use only during fallback. Closing its stream is no failure.
 #[test]
 fn servers_count_while_they_are_in_use() {
     let mut world = ClientScript::new(bootstrap(&["one", "two"]));
@@ -62,7 +63,7 @@ fn servers_count_while_they_are_in_use() {
     assert_eq!(tally(&world), [(true, true, 1), unused]);
 }
 
-/// FB-3: the same bytes from another server are another resource: "the server that sent this" is part of what they say.
+/// FB-3: the same bytes from another server are a different resource, because `self` in them refers to the sender.
 #[test]
 fn the_sender_is_part_of_a_resource() {
     let mut world = ClientScript::new(bootstrap(&["one", "two"]));
@@ -79,9 +80,9 @@ fn the_sender_is_part_of_a_resource() {
     assert!(world.changed().is_empty());
 }
 
-/// FM-3: only the server that gives the resources can fail to give one.
+/// FM-3: only the server in use can time out a resource.
 #[test]
-fn a_silent_server_above_does_not_declare_anything_absent() {
+fn an_unused_server_does_not_time_out_resources() {
     let mut world = ClientScript::new(bootstrap(&["one", "two"]));
     let id = world.channel(&[(Cluster, "a")]);
     world.refuses("one");
@@ -99,9 +100,9 @@ fn a_silent_server_above_does_not_declare_anything_absent() {
     assert!(world.sees(Cluster, "b").contains(r#"xDS server "two" did not send it"#));
 }
 
-/// FB-1, fault 11: everything is cached, or known to be absent.
+/// FB-1, fault 11: with every resource cached or known to be absent, a failed server does not cause fallback.
 #[test]
-fn stays_when_nothing_is_missing() {
+fn no_fallback_when_every_resource_is_known() {
     let mut world = ClientScript::new(bootstrap(&["one", "two"]));
     let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
     world.accepts("one");
@@ -119,19 +120,19 @@ fn stays_when_nothing_is_missing() {
     let error = r#"1 ~Unavailable: xDS server "one" cannot be reached: Unavailable: "connection refused" (xDS node id "me")"#;
     assert_eq!(world.sees(Cluster, "a"), error);
     assert_eq!(world.changed(), [id]);
-    // Fault 10: then something is wanted that is not cached.
+    // Fault 10: a subscription to a resource that is not cached causes fallback.
     world.wants(id, &[(Cluster, "a"), (Cluster, "c")]);
     assert_eq!(world.dialled(), ["two"]);
     assert_eq!([world.sees(Cluster, "a"), world.sees(Cluster, "c")], ["1", ""], "not every server failed");
     world.accepts("two");
-    assert_eq!(world.requests("two"), ["cluster [a c] as me"], "all names, not only the one that is missing");
+    assert_eq!(world.requests("two"), ["cluster [a c] as me"], "all names, not only the missing one");
     world.sends("two", reply(Cluster, "t", &["a=2", "c=2"]));
     assert_eq!([world.sees(Cluster, "a"), world.sees(Cluster, "c")], ["2", "2"]);
 }
 
-/// FB-1: a resource that was rejected or is late is neither cached nor known to be absent.
+/// FB-1: a resource that was rejected or timed out is neither cached nor known to be absent, so it causes fallback.
 #[test]
-fn what_is_missing_makes_it_fall_back() {
+fn a_missing_resource_causes_fallback() {
     let slow = ServerFeatures { resource_timer_is_transient_error: true, ..ServerFeatures::default() };
     let servers = vec![server("one", slow), server("two", slow)];
     let mut world = ClientScript::new(Bootstrap { servers, ..bootstrap(&[]) });
@@ -147,12 +148,12 @@ fn what_is_missing_makes_it_fall_back() {
     world.accepts("one");
     world.passes(secs(30));
     assert!(world.sees(Endpoints, "late").contains("no response"));
-    assert_eq!(world.streams(), ["one"], "it is late, but the server can be reached");
+    assert_eq!(world.streams(), ["one"], "the resource timed out, but the server is reachable");
     world.ends("one", "killed");
     assert_eq!(world.streams(), ["two"]);
 }
 
-/// FB-2: subscribers hear of it when every server failed.
+/// FB-2: subscribers see an error when every server failed.
 #[test]
 fn every_server_fails() {
     let mut world = ClientScript::new(bootstrap(&["one", "two"]));
@@ -169,10 +170,10 @@ fn every_server_fails() {
     world.redials("two");
     world.accepts("two");
     world.sends("two", reply(Endpoints, "1", &[]));
-    assert_eq!(world.sees(Cluster, "a"), "", "one of them is well again");
+    assert_eq!(world.sees(Cluster, "a"), "", "one server works again");
 }
 
-/// FB-3, fault 13: three servers, one level at a time.
+/// FB-3, fault 13: with three servers, the client returns one level at a time.
 #[test]
 fn returns_level_by_level() {
     let mut world = ClientScript::new(bootstrap(&["one", "two", "three"]));
@@ -184,7 +185,7 @@ fn returns_level_by_level() {
     world.redials("two");
     world.accepts("two");
     world.log();
-    // A response without a resource, and one with a bad one, are nothing to return to.
+    // A response without a valid subscribed resource does not end the fallback.
     world.sends("two", reply(Cluster, "1", &[]));
     world.sends("two", reply(Cluster, "2", &["z=1"]));
     world.sends("two", reply(Cluster, "3", &["a=bad"]));
@@ -201,7 +202,7 @@ fn returns_level_by_level() {
     assert_eq!((world.log(), world.streams()), (vec!["closes two".to_owned()], vec!["one"]));
 }
 
-/// fault 12: the first server comes and goes; there is one switch per response, and never two streams to a server.
+/// fault 12: with a first server that flaps, there is at most one switch per response, and one stream per server.
 #[test]
 fn a_first_server_that_flaps() {
     let mut world = ClientScript::new(bootstrap(&["one", "two"]));
@@ -230,7 +231,7 @@ fn a_first_server_that_flaps() {
     assert!(world.streams().len() <= 2);
 }
 
-/// FB-2: the next server fails already, since another authority uses it.
+/// FB-2: fallback skips a server that already fails for another authority.
 #[test]
 fn skips_a_server_that_is_known_to_fail() {
     let authorities = [("other".to_owned(), authority(&["two"]))].into();
@@ -252,7 +253,7 @@ fn federated() -> ClientScript {
     ClientScript::new(Bootstrap { authorities, ..bootstrap(&["one", "two"]) })
 }
 
-/// FED-4: one stream for the server of two authorities, and each name goes where it belongs.
+/// FED-4: two authorities share the stream to one server, and each name is requested from its own authority's server.
 #[test]
 fn authorities_share_servers() {
     let mut world = federated();
@@ -264,8 +265,8 @@ fn authorities_share_servers() {
     assert_eq!(world.requests("three"), [format!("cluster [{WEST_A}] as me")]);
     world.sends("one", reply(Cluster, "1", &["a=1", &format!("{EAST_A}=1"), &format!("{WEST_A}=wrong")]));
     assert_eq!([world.sees(Cluster, "a"), world.sees(Cluster, EAST_A)], ["1", "1"]);
-    assert_eq!(world.sees(Cluster, WEST_A), "", "this server was not asked");
-    // The fallback of one authority does not move another.
+    assert_eq!(world.sees(Cluster, WEST_A), "", "not subscribed at this server");
+    // Fallback of one authority does not affect another.
     world.requests("one");
     world.ends("three", "down");
     assert_eq!(world.requests("one"), [format!("cluster [a {EAST_A} {WEST_A}] v1 n1")]);
@@ -282,19 +283,19 @@ fn authorities_share_servers() {
     assert_eq!(world.sees(Cluster, WEST_A), "three", "late data is ignored");
     world.sends("one", reply(Cluster, "4", &["a=1"]));
     assert!(world.sees(Cluster, EAST_A).contains("removed it"));
-    assert_eq!(world.sees(Cluster, WEST_A), "three", "the absence here says nothing about others");
+    assert_eq!(world.sees(Cluster, WEST_A), "three", "absence counts only at the resource's own server");
     world.wants(id, &[(Cluster, WEST_A)]);
     assert_eq!(world.streams(), ["three"]);
 }
 
-/// FED-3
+/// FED-3: all spellings of a name refer to one resource.
 #[test]
 fn spellings_of_one_name() {
     let mut world = federated();
     world.channel(&[(Cluster, &format!("{EAST_A}?y=2&x=1"))]);
     world.accepts("one");
     assert_eq!(world.requests("one"), [format!("cluster [{EAST_A}?x=1&y=2] as me")]);
-    // The resource itself may spell it either way. The script cannot put "=" into a name, so it is wrapped by hand.
+    // The resource may use either spelling. The script cannot put "=" into a name, so the wrapper is built by hand.
     let mut cluster = testkit::resources::cluster(&format!("{EAST_A}?y=2&x=1"));
     cluster.eds_cluster_config.get_or_insert_default().service_name = "1".to_owned();
     world.sends("one", reply(Cluster, "1", &[]).with("", testkit::resources::any(&cluster)));
@@ -306,7 +307,7 @@ fn spellings_of_one_name() {
     assert_eq!(world.requests("one"), [format!("cluster [{EAST_A}?x=1&y=2] v2 n2")]);
 }
 
-/// Names that no server is responsible for have an error at once, and spoil nothing else.
+/// A name of an unknown authority has an error at once, and other names are not affected.
 #[test]
 fn unknown_authorities() {
     let mut world = federated();
@@ -324,9 +325,9 @@ fn unknown_authorities() {
     assert_eq!(world.sees(Cluster, "a"), "1");
 }
 
-/// FB-4: a client of its own falls back on its own.
+/// FB-4: two clients fall back independently.
 #[test]
-fn clients_do_not_move_each_other() {
+fn clients_fall_back_independently() {
     let mut worlds = [0, 1].map(|_| ClientScript::new(bootstrap(&["one", "two"])));
     for world in &mut worlds {
         world.channel(&[(Cluster, "a")]);

@@ -1,4 +1,4 @@
-//! From a listener to one complete config (A74).
+//! Resolution of a listener into one complete config (A74).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use testkit::resources::{
 
 use ResourceType::{Cluster as Cds, Endpoints as Eds, Listener as Lds, RouteConfig as Rds};
 
-/// A channel to `orders` over what a control plane would have sent.
+/// Channel to `orders`, and the resources that a control plane would have sent.
 struct Story {
     graph: DependencyManager,
     parser: ResourceParser,
@@ -39,7 +39,7 @@ impl Story {
         }
     }
 
-    /// A listener with a route configuration, which names one cluster.
+    /// Returns a story with a listener and a route configuration that names one cluster.
     fn with_routes_to(cluster: &str) -> Story {
         let mut story = Story::new();
         story.know(Lds, &listener_with_rds("orders", "routes"));
@@ -92,7 +92,7 @@ impl Story {
         self.resolve().watches.expect("a full update lists all names")
     }
 
-    /// What is wanted, as in `cluster a`.
+    /// Returns the subscriptions as text, as in `cluster a`.
     fn wanted(&mut self) -> Vec<String> {
         self.watches().resources.iter().map(|(kind, name)| format!("{kind} {name}")).collect()
     }
@@ -128,9 +128,9 @@ fn addresses(set: &EndpointSet) -> Vec<String> {
         .collect()
 }
 
-/// CDS-1: a config comes when everything is there, and each answer leads to the next question.
+/// CDS-1: a config is published when every resource is known, and each resource adds the subscriptions that it needs.
 #[test]
-fn a_config_is_complete_or_not_there() {
+fn a_config_is_complete_or_absent() {
     let mut story = Story::new();
     assert_eq!(story.wanted(), ["listener orders"]);
     story.know(Lds, &listener_with_rds("orders", "routes"));
@@ -152,7 +152,7 @@ fn a_config_is_complete_or_not_there() {
     assert_eq!(config.note, None);
 }
 
-/// CDS-1: routes inside the listener need no route configuration.
+/// CDS-1: inline routes need no route configuration.
 #[test]
 fn routes_may_be_inline() {
     let mut story = Story::new();
@@ -162,8 +162,8 @@ fn routes_may_be_inline() {
     assert_eq!(story.wanted(), ["listener orders", "route configuration routes"]);
 }
 
-/// CDS-1, fault 10, fault 31: while the clusters of new routes are on their way, the old routes serve, and their
-/// endpoints go on being followed.
+/// CDS-1, fault 10, fault 31: until the clusters of new routes are known, the old routes stay in use. Their endpoints
+/// are still updated.
 #[test]
 fn the_old_config_serves_until_the_new_one_is_complete() {
     let mut story = Story::with_routes_to("old");
@@ -187,7 +187,7 @@ fn the_old_config_serves_until_the_new_one_is_complete() {
     assert!(!story.wanted().contains(&"cluster old".to_owned()));
 }
 
-/// CDS-2: without a listener or routes the channel fails, and recovers when they are back.
+/// CDS-2: without a listener or route configuration the channel fails. It recovers when the resource is received.
 #[test]
 fn a_missing_listener_or_route_fails_the_channel() {
     let mut story = Story::with_routes_to("a");
@@ -204,7 +204,7 @@ fn a_missing_listener_or_route_fails_the_channel() {
     assert_eq!(story.config().clusters.clusters().count(), 1);
 }
 
-/// CDS-2: a cluster that cannot be had fails alone.
+/// CDS-2: a missing cluster fails only its own calls.
 #[test]
 fn a_missing_cluster_fails_alone() {
     let mut story = Story::new();
@@ -218,7 +218,7 @@ fn a_missing_cluster_fails_alone() {
     assert_eq!(story.leaves("a"), ["a"]);
 }
 
-/// CDS-3: the authority of the channel chooses the virtual host; without one the channel fails.
+/// CDS-3: the channel's authority selects the virtual host. Without a match the channel fails.
 #[test]
 fn the_authority_chooses_the_virtual_host() {
     let mut routes = route_config("", "other");
@@ -243,7 +243,8 @@ fn the_authority_chooses_the_virtual_host() {
     );
 }
 
-/// CDS-5: leaves depth first, each at the first place where it is seen. CDS-13: asked for once.
+/// CDS-5: the leaves of an aggregate are ordered depth first, each at its first occurrence. CDS-13: each is
+/// subscribed once.
 #[test]
 fn aggregates_are_flattened() {
     let mut story = Story::with_routes_to("top");
@@ -262,9 +263,9 @@ fn aggregates_are_flattened() {
     assert!(Arc::ptr_eq(&story.config(), &story.config()));
 }
 
-/// CDS-6: a leaf that does not exist stands in its place and fails there; the others are used.
+/// CDS-6: a missing leaf keeps its position with an error, and the other leaves are used.
 #[test]
-fn an_aggregate_works_on_without_a_leaf() {
+fn an_aggregate_works_without_a_leaf() {
     let mut story = Story::with_routes_to("top");
     story.know(Cds, &aggregate_cluster("top", &["gone", "b"]));
     story.know(Cds, &cluster("b"));
@@ -275,7 +276,7 @@ fn an_aggregate_works_on_without_a_leaf() {
     assert_eq!(story.problem("gone"), "does not exist");
 }
 
-/// A chain of aggregates `c1 -> c2 -> ... -> cn` with a leaf at its end.
+/// Adds a chain of aggregates `c1 -> c2 -> ... -> cn` that ends with a leaf.
 fn chain(story: &mut Story, length: usize) {
     for i in 1..length {
         story.know(Cds, &aggregate_cluster(&format!("c{i}"), &[&format!("c{}", i + 1)]));
@@ -284,7 +285,8 @@ fn chain(story: &mut Story, length: usize) {
     story.know(Eds, &load_assignment(&format!("c{length}"), &["10.0.0.1:80"]));
 }
 
-/// CDS-5, fault 33: sixteen clusters on one path are fine, seventeen are not; who stands lower is not affected.
+/// CDS-5, fault 33: a path of sixteen clusters is valid, seventeen are not. Clusters further down the path are not
+/// affected.
 #[test]
 fn aggregates_are_nested_sixteen_deep_at_most() {
     let mut story = Story::with_routes_to("c1");
@@ -300,9 +302,9 @@ fn aggregates_are_nested_sixteen_deep_at_most() {
     assert_eq!(story.leaves("c19990"), ["c20000"]);
 }
 
-/// fault 33: a circle is named, and clusters outside it are not affected.
+/// fault 33: the error of a cycle names its clusters, and clusters outside it are not affected.
 #[test]
-fn circles_of_aggregates_are_named() {
+fn cycles_of_aggregates_are_named() {
     let mut story = Story::new();
     let mut routes = route_config("", "a");
     routes.virtual_hosts[0].routes.insert(0, route("/well", "well"));
@@ -321,7 +323,7 @@ fn circles_of_aggregates_are_named() {
     assert_eq!(story.problem("a"), r#"cluster "a": aggregate clusters form a circle through "a""#);
 }
 
-/// fault 33: a lattice of aggregates is walked once per cluster, not once per path.
+/// fault 33: in a lattice of aggregates each cluster is visited once, not once per path.
 #[test]
 fn lattices_are_walked_once() {
     let mut story = Story::with_routes_to("l0a");
@@ -340,8 +342,8 @@ fn lattices_are_walked_once() {
     assert_eq!(story.leaves("l0a"), ["l14a", "l14b"]);
 }
 
-/// CDS-8, CDS-10: a DNS cluster asks the driver; all addresses are one endpoint in the empty locality; every name is
-/// listed for re-resolution; an error keeps the last answer.
+/// CDS-8, CDS-10: the driver resolves the name of a DNS cluster. All addresses become one endpoint in the empty
+/// locality, and every name is listed for re-resolution. An error keeps the last addresses.
 #[test]
 fn dns_names_are_resolved_by_the_driver() {
     let mut story = Story::with_routes_to("top");
@@ -379,7 +381,7 @@ fn dns_names_are_resolved_by_the_driver() {
     assert_eq!(addresses(&of(&story.config(), "one.example:443")), Vec::<String>::new());
 }
 
-/// CDS-9: endpoints that cannot be had are one priority without endpoints, and say why.
+/// CDS-9: missing endpoints become one priority without endpoints, with a note of the reason.
 #[test]
 fn missing_endpoints_are_an_empty_priority() {
     let mut story = Story::with_routes_to("a");
@@ -394,14 +396,15 @@ fn missing_endpoints_are_an_empty_priority() {
     assert_eq!((addresses(&set), set.note.as_deref()), (vec!["10.0.0.1:80".to_owned()], None));
 }
 
-/// CDS-11, CM-5: clusters that are held are followed beside the routes, and do not keep a config back.
+/// CDS-11, CM-5: clusters that policies or calls hold are part of the config beside those of the routes, and do not
+/// delay it.
 #[test]
 fn held_clusters_are_followed_beside_the_routes() {
     let mut story = Story::with_routes_to("a");
     story.know(Cds, &cluster("a"));
     story.know(Eds, &load_assignment("a", &["10.0.0.1:80"]));
     story.held = vec!["dynamic".into()];
-    assert!(story.config().clusters.cluster("dynamic").is_none(), "it is not known yet");
+    assert!(story.config().clusters.cluster("dynamic").is_none(), "it is not received yet");
     assert!(story.wanted().contains(&"cluster dynamic".to_owned()));
     story.know(Cds, &cluster("dynamic"));
     assert!(story.wanted().contains(&"endpoints dynamic".to_owned()));
@@ -412,8 +415,8 @@ fn held_clusters_are_followed_beside_the_routes() {
     assert!(!story.wanted().contains(&"cluster dynamic".to_owned()));
 }
 
-/// Ambient errors go along as notes, change nothing else, and go when the error goes; unchanged parts stay the same
-/// allocation. Fault 24: no stale note.
+/// Ambient errors become notes that end with the error. Fault 24: no stale note remains. Unchanged parts of the
+/// config stay the same allocation.
 #[test]
 fn ambient_errors_are_notes() {
     let mut story = Story::with_routes_to("a");

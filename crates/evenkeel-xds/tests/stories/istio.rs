@@ -1,8 +1,7 @@
 //! Resources in the shapes that istiod serves to proxyless gRPC clients, from bytes to picks.
 //!
-//! A scripted control plane answers every request as istiod does: with what [`generator`] makes of a
-//! [`ServiceSpec`] for the requested names. Each story runs in both variants of the protocol, and no response may be
-//! rejected.
+//! A scripted control plane sends what istiod would send: the output of [`generator`] for a [`ServiceSpec`] and the
+//! requested names. Each story runs in both variants of the protocol, and no response may be rejected.
 
 mod generator;
 
@@ -50,7 +49,7 @@ struct MeshChannel {
 }
 
 impl MeshChannel {
-    /// Opens a channel from `eu/eu-1/a` and pushes until the client asks for nothing more.
+    /// Opens a channel from `eu/eu-1/a` and pushes until the client has no further subscription.
     fn open(variant: XdsVariant, service: ServiceSpec) -> MeshChannel {
         let mut parser = ResourceParser::new(Registry::standard());
         parser.certificate_providers = BTreeSet::from(["default".to_owned()]);
@@ -137,7 +136,7 @@ impl MeshChannel {
         selector.select(&call).expect("a route")
     }
 
-    /// The subset that a call is routed to.
+    /// Returns the subset that a call is routed to.
     fn subset(&mut self, path: &str, headers: &[(&str, &str)]) -> String {
         let selected = self.select(path, headers);
         selected.cluster().name().split('|').nth(2).expect("a name of istiod's form").to_owned()
@@ -152,7 +151,7 @@ impl MeshChannel {
         self.backends.pick_call(&call)
     }
 
-    /// The number of calls by outcome, each finished before the next.
+    /// Returns the number of calls by outcome. Each call ends before the next begins.
     fn shares(&mut self, calls: usize) -> BTreeMap<String, usize> {
         let mut shares = BTreeMap::new();
         for _ in 0..calls {
@@ -182,7 +181,7 @@ fn check(service: &ServiceSpec, story: impl Fn(&mut MeshChannel)) {
     check_warned(service, &[], story);
 }
 
-/// Runs a story in both variants of the protocol, with a warning about each of these fields and no other.
+/// Runs a story in both variants of the protocol, with a warning about each of these fields and about no other.
 fn check_warned(service: &ServiceSpec, ignored: &[&str], story: impl Fn(&mut MeshChannel)) {
     for variant in [XdsVariant::StateOfTheWorld, XdsVariant::Delta] {
         let mut channel = MeshChannel::open(variant, service.clone());
@@ -218,9 +217,9 @@ fn shares<const N: usize>(expected: [(&str, usize); N]) -> BTreeMap<String, usiz
     expected.map(|(address, calls)| (address.to_owned(), calls)).into()
 }
 
-/// Without a `VirtualService` the default route leads to all endpoints, by their weights and those of localities.
+/// Without a `VirtualService` the default route leads to all endpoints, by endpoint weight and locality weight.
 #[test]
-fn endpoint_weights_decide() {
+fn endpoint_and_locality_weights_are_used() {
     let mut service = orders();
     service.endpoints = vec![
         EndpointSpec { weight: 3, ..endpoint("10.0.0.1", "v1") },
@@ -232,7 +231,7 @@ fn endpoint_weights_decide() {
         assert_eq!(&**selected.cluster().name(), "outbound|7070||orders.shop.svc.cluster.local");
         let expected = shares([("10.0.0.1:7070", 300), ("10.0.0.2:7070", 100), ("10.0.0.3:7070", 400)]);
         for (address, calls) in channel.shares(800) {
-            // Localities are drawn by chance.
+            // Localities are selected at random.
             assert!(calls.abs_diff(expected[&address]) < 60, "{address}: {calls}");
         }
     });
@@ -322,7 +321,7 @@ fn consistent_hashing_keeps_a_header_at_one_endpoint() {
             let tenant = tenant.to_string();
             let mut outcomes = BTreeSet::new();
             for _ in 0..5 {
-                // The ring connects on demand, so the first call waits.
+                // The ring connects on demand, so the first call is queued.
                 outcomes.insert(channel.pick(&[("tenant", &tenant)]).finish_ok());
             }
             outcomes.remove("queue");
@@ -333,7 +332,8 @@ fn consistent_hashing_keeps_a_header_at_one_endpoint() {
     });
 }
 
-/// Outlier detection turns failover on in Istio: the nearest locality has priority 0, and priorities have no gaps.
+/// Outlier detection enables locality failover in Istio: the nearest locality has priority 0, and priorities have no
+/// gaps.
 #[test]
 fn localities_fail_over_by_distance() {
     let mut service = orders();
@@ -357,7 +357,7 @@ fn localities_fail_over_by_distance() {
     });
 }
 
-/// Istio retries by default; conditions that gRPC does not know are skipped.
+/// Istio retries by default. Retry conditions unknown to gRPC are skipped.
 #[test]
 fn retries_are_istios_default_unless_the_route_has_its_own() {
     let mut service = orders();
@@ -400,7 +400,7 @@ fn timeouts_limit_calls() {
         to("v1"),
     ];
     let (long, short) = (Duration::from_secs(9), Duration::from_millis(10));
-    // Istio sends the limit in both fields, of which gRPC uses max_stream_duration.
+    // Istio sends the timeout in two fields, of which gRPC uses max_stream_duration.
     check_warned(&service, &["virtual_hosts[0].routes[0].route.timeout"], |channel| {
         let limited = channel.select("/shop.Slow/Get", &[]);
         assert_eq!(
@@ -453,7 +453,7 @@ fn faults_are_injected_by_route() {
     });
 }
 
-/// `ISTIO_MUTUAL`: the certificate and the roots of the agent, and the identities that the service runs as.
+/// `ISTIO_MUTUAL`: the certificate and roots of the agent, and the SPIFFE identities of the service.
 #[test]
 fn istio_mutual_names_providers_and_identities() {
     let mut service = orders();
@@ -499,7 +499,7 @@ fn circuit_breakers_limit_calls_in_flight() {
     });
 }
 
-/// The file that Istio's agent writes for gRPC: a unix socket, all metadata of the node, certificates by file.
+/// The bootstrap that Istio's agent writes for gRPC: a Unix socket, all node metadata, and certificate files.
 #[test]
 fn the_agents_bootstrap_is_accepted() {
     let text = json!({

@@ -1,4 +1,4 @@
-//! Policies of the control plane as policies of the core (A52).
+//! Conversion of the control plane's policies to policies of the core (A52).
 
 use evenkeel_core::policy::RoundRobin as CorePolicy;
 use evenkeel_core::{ConfigError, Registry};
@@ -69,7 +69,7 @@ fn convert(policies: &LoadBalancingPolicy) -> Result<(Value, Vec<String>), Strin
 fn check(entries: impl IntoIterator<Item = Any>, expected: &Value) {
     let (config, warnings) = convert(&list(entries)).expect("it converts");
     assert_eq!((&config, warnings), (expected, vec![]));
-    parsed(&config, &registry()).expect("the core understands it");
+    parsed(&config, &registry()).expect("the core parses it");
 }
 
 fn check_warnings(entry: &Any, expected: &[&str]) {
@@ -82,7 +82,8 @@ fn refused(entries: impl IntoIterator<Item = Any>) -> String {
     convert(&list(entries)).expect_err("it does not convert")
 }
 
-/// REG-1: the first entry that is supported counts; those that are not are passed over without being looked at.
+/// REG-1: the first supported entry is used. Unsupported entries before it and all entries after it are not
+/// validated.
 #[test]
 fn the_first_supported_entry_counts() {
     let rr = json!([{"round_robin": {}}]);
@@ -94,7 +95,7 @@ fn the_first_supported_entry_counts() {
     check([round_robin(), wrr_locality([])], &rr);
 }
 
-/// REG-1: an entry without a config is passed over, and the operator is told.
+/// REG-1: an entry without a config is skipped with a warning.
 #[test]
 fn an_entry_without_a_config_is_passed_over() {
     let mut policies = list([round_robin()]);
@@ -117,9 +118,9 @@ fn an_entry_without_a_config_is_passed_over() {
     assert_eq!(convert(&policies).unwrap_err(), r#"no policy of the list is supported: "", "bare""#);
 }
 
-/// REG-2: a supported entry that is wrong is not passed over.
+/// REG-2: a supported but invalid entry is an error, not skipped.
 #[test]
-fn a_supported_entry_must_be_right() {
+fn a_supported_entry_must_be_valid() {
     let murmur = any(&RingHash { hash_function: HashFunction::MurmurHash2.into(), ..RingHash::default() });
     let at = "policies[0].typed_extension_config.typed_config";
     assert_eq!(
@@ -145,7 +146,7 @@ fn a_supported_entry_must_be_right() {
     );
 }
 
-/// REG-3, fault 35: if nothing is supported, the names that were seen are told.
+/// REG-3, fault 35: without a supported entry, the error names the policies of the list.
 #[test]
 fn nothing_supported() {
     assert_eq!(refused([]), "the list of policies is empty");
@@ -157,10 +158,10 @@ fn nothing_supported() {
     assert!(many.len() < 3000 && many.ends_with(" and 984 more"), "{many}");
 }
 
-/// REG-1, fault 35: a policy that is not registered is not supported, also if there is a converter for its message, and
-/// then nothing about it can be wrong. With weighted round robin removed its back-up is taken.
+/// REG-1, fault 35: a policy that is not registered is skipped without validation, even with a converter for its
+/// message. Without weighted_round_robin, the next entry is used.
 #[test]
-fn what_is_not_registered_is_not_supported() {
+fn unregistered_policies_are_not_supported() {
     let entries = [wrr_locality([any(&ClientSideWeightedRoundRobin::default()), round_robin()])];
     let mut registry = registry();
     let config = |registry: &Registry| {
@@ -191,7 +192,7 @@ fn nested(lists: usize) -> LoadBalancingPolicy {
 
 /// REG-4, fault 35: sixteen nested lists convert, seventeen do not.
 #[test]
-fn sixteen_lists_nest() {
+fn at_most_sixteen_lists_nest() {
     let registry = registry();
     let (config, _) = convert(&nested(16)).unwrap();
     assert_eq!(config.to_string().matches("childPolicy").count(), 15);
@@ -206,9 +207,9 @@ fn sixteen_lists_nest() {
     }
 }
 
-/// REG-5: a struct with a type is a policy of the user's own; its settings are passed on as they are.
+/// REG-5: a `TypedStruct` is a custom policy whose settings are passed on unchanged.
 #[test]
-fn a_struct_is_a_policy_of_the_users_own() {
+fn a_struct_is_a_custom_policy() {
     let value = |kind| ProtoValue { kind: Some(kind) };
     let inner = Struct { fields: [("deep".to_owned(), ProtoValue::from(true))].into() };
     let values = vec![ProtoValue::from(1.0), ProtoValue::from("x"), ProtoValue { kind: None }];
@@ -234,13 +235,13 @@ fn a_struct_is_a_policy_of_the_users_own() {
     check([any(&older)], &expected);
     let bare = UdpaTypedStruct { type_url: "myorg.Custom".to_owned(), value: None };
     check([any(&bare), round_robin()], &json!([{"myorg.Custom": {}}]));
-    // Also one that is built in.
+    // A built-in policy may be configured by a `TypedStruct` too.
     check([custom("round_robin", &[])], &json!([{"round_robin": {}}]));
 }
 
-/// REG-1, REG-5: only what stands after the last slash of a type URL counts.
+/// REG-1, REG-5: only the part after the last slash of a type URL counts.
 #[test]
-fn type_urls_are_known_by_their_end() {
+fn type_urls_match_after_the_last_slash() {
     for prefix in ["", "/", "type.googleapis.com/", "a/b/"] {
         let name = "envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin";
         let entry = Any { type_url: format!("{prefix}{name}"), value: Vec::new() };
@@ -248,7 +249,7 @@ fn type_urls_are_known_by_their_end() {
     }
 }
 
-/// REG-9, REG-5: users add policies and converters, and take away what is there.
+/// REG-9, REG-5: programs add and remove policies and converters.
 #[test]
 fn users_add_converters() {
     let mut converters = LbPolicyConverters::standard();
@@ -281,9 +282,10 @@ fn users_add_converters() {
     assert_eq!(LbPolicyConverters::empty().messages().count(), 0);
 }
 
-/// REG-2, VAL-X1: a converter may tell of several problems; one that was told counts, whatever the converter answers.
+/// REG-2, VAL-X1: a converter may report several errors. A reported error rejects the entry, whatever the converter
+/// returns.
 #[test]
-fn a_converter_tells_all_problems() {
+fn a_converter_reports_all_errors() {
     let mut converters = LbPolicyConverters::empty();
     converters.register("myorg.Two", |_, conversion| {
         let _ = conversion.invalid("a", "is bad");
@@ -307,7 +309,7 @@ fn a_converter_tells_all_problems() {
     assert_eq!(told("myorg.Careless"), r#"no policy of the list is supported: "myorg.Missing""#);
 }
 
-/// RH-2, REG-10: the function must be XX_HASH or unset; both sizes are always written.
+/// RH-2, REG-10: the hash function must be XX_HASH or unset, and both ring sizes are always written.
 #[test]
 fn ring_hash() {
     let ring_hash = |function, min, max| {
@@ -345,7 +347,7 @@ fn ring_hash() {
     );
 }
 
-/// LR-2: only the number of choices counts.
+/// LR-2: only the choice count is converted.
 #[test]
 fn least_request() {
     check([any(&LeastRequest::default())], &json!([{"least_request_experimental": {}}]));
@@ -371,7 +373,7 @@ fn least_request() {
     );
 }
 
-/// PF-1
+/// PF-1: `shuffle_address_list` is converted.
 #[test]
 fn pick_first() {
     for shuffle_address_list in [false, true] {
@@ -380,7 +382,7 @@ fn pick_first() {
     }
 }
 
-/// REG-1: the message stands for the plain policy unless EDS weights are asked for (SPEC, decision 1).
+/// REG-1: the message `RoundRobin` means round_robin, unless EDS weights are enabled for messages.
 #[test]
 fn round_robin_message() {
     let policy = |eds_weights| {
@@ -397,7 +399,7 @@ fn round_robin_message() {
     check_warnings(&any(&all), &["slow_start_config", "locality_lb_config"]);
 }
 
-/// RS-8: the policy below is converted, too.
+/// RS-8: the child policy is converted too.
 #[test]
 fn random_subsetting() {
     let entry =
@@ -408,7 +410,7 @@ fn random_subsetting() {
     let at = "policies[0].typed_extension_config.typed_config";
     let bare = RandomSubsetting { subset_size: Some(7), child_policy: None };
     assert_eq!(refused([any(&bare)]), format!("{at}.child_policy: must be set: a list of policies"));
-    // Errors of the core's parser are passed on unchanged.
+    // Errors of the core's parser are not detected by the converter.
     for subset_size in [None, Some(0)] {
         let entry = RandomSubsetting { subset_size, ..entry.clone() };
         let (config, _) = convert(&list([any(&entry)])).unwrap();
@@ -417,7 +419,7 @@ fn random_subsetting() {
     }
 }
 
-/// WRR-19: what is set is passed on, zero and false too; what is not set is not.
+/// WRR-19: set fields are passed on, zero and false included, and unset fields are not.
 #[test]
 fn weighted_round_robin() {
     let duration = |seconds, nanos| Some(Duration { seconds, nanos });
@@ -461,7 +463,7 @@ fn weighted_round_robin() {
     let negative =
         "policies[0].typed_extension_config.typed_config.blackout_period: is negative: counts as 0";
     assert_eq!(warnings, [negative]);
-    parsed(&config, &registry()).expect("the core understands it");
+    parsed(&config, &registry()).expect("the core parses it");
     let negative = ClientSideWeightedRoundRobin {
         blackout_period: duration(0, -1),
         weight_update_period: duration(-3, 0),
@@ -496,10 +498,10 @@ fn weighted_round_robin() {
     assert_eq!(problems, expected.join("; "));
 }
 
-/// fault 39: nesting without end is refused, not followed.
+/// fault 39: nesting beyond the recursion limit is rejected.
 #[test]
 fn deep_nesting_is_refused() {
-    // Lists in lists, written from the inside out: a `Value` whose field 6 is a `ListValue` whose field 1 is a `Value`.
+    // Lists in lists, from the innermost: a `Value` whose field 6 is a `ListValue` whose field 1 is a `Value`.
     let wrap = |tag: u8, inner: &[u8]| {
         let mut out = vec![tag];
         evenkeel_proto::prost::encoding::encode_varint(inner.len() as u64, &mut out);

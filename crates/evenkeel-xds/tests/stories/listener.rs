@@ -1,4 +1,4 @@
-//! Listeners: what is refused, and what a channel is told.
+//! Listeners: parsed routes, filters and timeouts, and the errors of invalid resources.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,9 +29,9 @@ use testkit::resources::{
 
 use crate::route::{parse_with, seconds, told, typed_structs, unknown_filter};
 
-/// The listener and the warnings of a resource that is fine.
+/// Returns the listener and the warnings of a valid resource.
 pub(crate) fn accepted(message: &Listener) -> (Arc<resource::Listener>, Vec<String>) {
-    match parse_with(ResourceType::Listener, message, false, |_| ()).expect("a good resource") {
+    match parse_with(ResourceType::Listener, message, false, |_| ()).expect("a valid resource") {
         ParsedResource { resource: Resource::Listener(listener), warnings, .. } => (listener, warnings),
         other => panic!("not a listener: {other:?}"),
     }
@@ -41,7 +41,7 @@ fn problems(message: &Listener) -> Vec<String> {
     told(parse_with(ResourceType::Listener, message, false, |_| ()))
 }
 
-/// What is wrong with a listener whose manager is changed, without the way to the manager.
+/// Returns the errors of a listener with a changed connection manager, with the path to the manager shortened.
 fn manager_problems(change: impl FnOnce(&mut HttpConnectionManager)) -> Vec<String> {
     let told = problems(&listener("l", &changed(change)));
     told.iter().map(|line| line.replace("api_listener.api_listener", "hcm")).collect()
@@ -61,7 +61,7 @@ fn fault(name: &str) -> HttpFilter {
     filter(name, any(&HttpFault::default()))
 }
 
-/// VAL-L1: routes inside, or by name.
+/// VAL-L1: routes are inline or named by RDS.
 #[test]
 fn routes_are_inside_or_named() {
     let (inline, warnings) = accepted(&listener_with_routes("l", route_config("", "orders")));
@@ -76,7 +76,7 @@ fn routes_are_inside_or_named() {
     }
 }
 
-/// VAL-L1
+/// VAL-L1: the source of RDS must be `ads` or `self`, and the name must not be empty.
 #[test]
 fn the_source_of_routes_is_this_stream() {
     let check = |source: Option<ConfigSourceSpecifier>, expected: Option<&str>| {
@@ -102,7 +102,7 @@ fn the_source_of_routes_is_this_stream() {
     );
 }
 
-/// VAL-L1
+/// VAL-L1: scoped routes and a missing route specifier are rejected.
 #[test]
 fn other_sources_of_routes_are_refused() {
     let scoped = RouteSpecifier::ScopedRoutes(ScopedRoutes::default());
@@ -116,7 +116,7 @@ fn other_sources_of_routes_are_refused() {
     );
 }
 
-/// VAL-L1
+/// VAL-L1: a listener without an API listener, or with another type in it, is rejected.
 #[test]
 fn only_listeners_of_clients() {
     let server = Listener {
@@ -148,7 +148,7 @@ fn only_listeners_of_clients() {
     );
 }
 
-/// The names and kinds of the filters of a listener, or what is wrong with them.
+/// Checks the names and kinds of a listener's filters, or its errors.
 fn check(filters: Vec<HttpFilter>, expected: Result<&[&str], &[&str]>) {
     let shown = format!("{filters:?}");
     let message = listener("l", &changed(|manager| manager.http_filters = filters));
@@ -171,7 +171,7 @@ fn check(filters: Vec<HttpFilter>, expected: Result<&[&str], &[&str]>) {
     assert_eq!(found, expected, "{shown}");
 }
 
-/// VAL-L2
+/// VAL-L2: the last filter is the router, and no other filter is.
 #[test]
 fn a_chain_ends_with_the_router() {
     check(vec![router()], Ok(&["router router"]));
@@ -189,14 +189,15 @@ fn a_chain_ends_with_the_router() {
     check(vec![router(), second], Err(&["[0]: is terminal, but other filters follow"]));
 }
 
-/// VAL-L2
+/// VAL-L2: two filters with the same name are rejected.
 #[test]
-fn filters_have_names_of_their_own() {
+fn filter_names_are_unique() {
     check(vec![fault("a"), fault("a"), router()], Err(&["[1].name: \"a\" stands here twice"]));
     check(vec![fault(""), router()], Err(&["[0].name: must not be empty"]));
 }
 
-/// VAL-L2: of unknown types, also in a `TypedStruct` of either package; those that may be left out are.
+/// VAL-L2: an unknown filter, also in a `TypedStruct` of either package, is rejected unless it is optional. Optional
+/// ones are skipped.
 #[test]
 fn unknown_filters_must_be_optional() {
     let optional = |filter: HttpFilter| HttpFilter { is_optional: true, ..filter };
@@ -233,7 +234,7 @@ fn unknown_filters_must_be_optional() {
     );
 }
 
-/// VAL-L2: being optional is about unknown types; what is known must be right.
+/// VAL-L2: an optional filter of a known type must still be valid.
 #[test]
 fn known_filters_are_checked() {
     let spoiled = |is_optional| HttpFilter {
@@ -252,7 +253,7 @@ fn known_filters_are_checked() {
     check(vec![off, router()], Ok(&["off fault", "router router"]));
 }
 
-/// RT-3: what is wrong with a fault, and what it lacks.
+/// RT-3: invalid fault configs are rejected, and fields without effect produce warnings.
 #[test]
 fn faults_are_checked() {
     let half = || Some(FractionalPercent { numerator: 50, denominator: 0 });
@@ -301,7 +302,7 @@ fn faults_are_checked() {
     );
 }
 
-/// VAL-L3
+/// VAL-L3: `xff_num_trusted_hops` and `original_ip_detection_extensions` must be unset.
 #[test]
 fn peers_are_direct() {
     assert_eq!(
@@ -316,7 +317,7 @@ fn peers_are_direct() {
     );
 }
 
-/// RT-1: the default for streams.
+/// RT-1: `max_stream_duration` of the listener is the default of its routes.
 #[test]
 fn the_longest_stream() {
     let with = |max_stream_duration, idle_timeout| {
@@ -339,9 +340,9 @@ fn the_longest_stream() {
     assert_eq!(problems(&with(Some(seconds(-7)), None)).len(), 1);
 }
 
-/// VAL-X1: every problem of the listener, those of the routes inside among them.
+/// VAL-X1: all errors of a listener are reported together, those of inline routes included.
 #[test]
-fn all_problems_are_told_together() {
+fn all_errors_are_reported_together() {
     let mut routes = route_config("", "");
     routes.virtual_hosts[0].domains = vec!["a*b".to_owned()];
     let mut message = listener(

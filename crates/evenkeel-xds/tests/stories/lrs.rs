@@ -1,4 +1,4 @@
-//! Load reports: the streams to control planes, and the reports of backends.
+//! LRS streams to control planes, and the load reports on them.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const NODE: &str = "send node \"me\" [\"ours\", \"envoy.lrs.supports_send_all_cl
 
 const FITS: &str = "a string takes all";
 
-/// A reporter, its clock, and the last stream that it opened.
+/// LRS client with its clock and the last stream that it opened.
 struct LrsScript {
     store: Arc<LoadStore>,
     reporter: LrsClient,
@@ -36,7 +36,7 @@ impl LrsScript {
         LrsScript { store, reporter, now: Instant::ORIGIN, stream: None }
     }
 
-    /// With cluster "c" counting, and its stream open and asked for this.
+    /// Returns a script in which cluster "c" counts calls, and its open stream has received this response.
     fn reporting(response: &LoadStatsResponse) -> (LrsScript, Arc<ClusterLoad>) {
         let mut lrs = LrsScript::new();
         let load = lrs.cluster("c");
@@ -99,7 +99,7 @@ impl LrsScript {
         self.poll()
     }
 
-    /// Lets time go by; what was done, with the time since the start.
+    /// Advances the time and returns the effects, each with the time since the start.
     fn advance(&mut self, by: Duration) -> Vec<(Duration, String)> {
         let end = self.now + by;
         let mut done = Vec::new();
@@ -116,7 +116,7 @@ impl LrsScript {
     }
 }
 
-/// A request in words.
+/// Returns a request as text.
 fn told(request: &LoadStatsRequest) -> String {
     let node = request.node.iter().map(|node| format!("node {:?} {:?}", node.id, node.client_features));
     let parts: Vec<String> = node.chain(request.cluster_stats.iter().map(told_cluster)).collect();
@@ -166,7 +166,7 @@ fn told_locality(stats: &UpstreamLocalityStats) -> String {
     words
 }
 
-/// "Report all clusters, this often."
+/// Returns a response that requests reports of all clusters at this interval.
 fn all(every: i64) -> LoadStatsResponse {
     LoadStatsResponse {
         send_all_clusters: true,
@@ -175,7 +175,7 @@ fn all(every: i64) -> LoadStatsResponse {
     }
 }
 
-/// "Report these clusters, this often."
+/// Returns a response that requests reports of these clusters at this interval.
 fn only(clusters: &[&str], every: i64) -> LoadStatsResponse {
     LoadStatsResponse {
         clusters: clusters.iter().map(|name| (*name).to_owned()).collect(),
@@ -184,7 +184,7 @@ fn only(clusters: &[&str], every: i64) -> LoadStatsResponse {
     }
 }
 
-/// A call to a zone of the cluster that ended like this.
+/// Counts a call to a zone of the cluster, with its status and load report.
 fn call(load: &ClusterLoad, zone: &str, metrics: &BackendMetrics, code: Code, report: Option<&LoadReport>) {
     let locality = Arc::new(Locality { zone: zone.to_owned(), ..Locality::default() });
     let load = load.locality(Some(&locality), metrics);
@@ -200,9 +200,10 @@ fn at(seconds: u64, words: &str) -> (Duration, String) {
     (secs(seconds), words.to_owned())
 }
 
-/// LRS-1, LRS-2: a stream is opened once a cluster reports to the server; it says who we are and waits.
+/// LRS-1, LRS-2: a stream is opened once a cluster reports to the server. The client sends its node and waits for a
+/// response.
 #[test]
-fn says_who_we_are_and_waits() {
+fn sends_the_node_and_waits() {
     let mut lrs = LrsScript::new();
     assert_eq!(lrs.poll(), [""; 0]);
     assert_eq!(lrs.reporter.next_deadline(), None);
@@ -217,7 +218,7 @@ fn says_who_we_are_and_waits() {
     assert_eq!(lrs.advance(secs(5)), [at(1_005, report)]);
 }
 
-/// LRS-2: the feature is not said twice.
+/// LRS-2: the client feature is not added twice.
 #[test]
 fn a_feature_that_is_there_is_not_added() {
     let features = vec!["envoy.lrs.supports_send_all_clusters".to_owned()];
@@ -232,7 +233,7 @@ fn a_feature_that_is_there_is_not_added() {
     assert_eq!(request.node.as_ref().unwrap().client_features, features);
 }
 
-/// LRS-3: what is shorter than a second, missing or no duration becomes a second.
+/// LRS-3: a missing, invalid or shorter interval becomes one second.
 #[test]
 fn intervals_are_held_to_a_second() {
     let interval = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
@@ -259,12 +260,12 @@ fn intervals_are_held_to_a_second() {
         assert_eq!(due, Some(Instant::ORIGIN + Duration::from_millis(expected)), "{given:?}");
         assert_eq!(lrs.advance(Duration::from_millis(expected)).len(), 1);
     }
-    // The longest that protobuf knows is far away, and no more than that.
+    // The longest duration of protobuf does not overflow.
     let (lrs, _load) = LrsScript::reporting(&all(315_576_000_000));
     assert!(lrs.reporter.next_deadline() > Some(Instant::ORIGIN + secs(1 << 33)));
 }
 
-/// LRS-3: reports are for the clusters that were asked for, and another answer counts at once.
+/// LRS-3: only requested clusters are reported, and another response takes effect at once.
 #[test]
 fn only_clusters_that_are_asked_for_are_reported() {
     let (mut lrs, c) = LrsScript::reporting(&only(&["c", "absent"], 10));
@@ -276,11 +277,11 @@ fn only_clusters_that_are_asked_for_are_reported() {
     assert_eq!(lrs.response(&only(&["d"], 10)), [""; 0]);
     ok(&c);
     assert_eq!(lrs.advance(secs(6)), [at(20, "send d/ 20s .z.: 1 issued 1 ok 0 failed 0 open")]);
-    // A shorter interval counts from the last report.
+    // A new interval counts from the last report.
     lrs.now += secs(3);
     assert_eq!(lrs.response(&all(2)), ["send c/ 13s .z.: 1 issued 1 ok 0 failed 0 open"]);
     assert_eq!(lrs.advance(secs(2)), [at(25, "send nothing")]);
-    // No cluster asked for is none reported.
+    // An empty list requests no cluster.
     ok(&c);
     assert_eq!(lrs.response(&only(&[], 5)), [""; 0]);
     assert_eq!(lrs.advance(secs(5)), [at(30, "send nothing")]);
@@ -288,9 +289,9 @@ fn only_clusters_that_are_asked_for_are_reported() {
     assert_eq!(lrs.advance(secs(5)), [at(35, "send c/ 10s .z.: 1 issued 1 ok 0 failed 0 open")]);
 }
 
-/// LRS-3: the same answer again, however often, neither delays nor hurries reports.
+/// LRS-3: repeated responses with the same content do not change the report times.
 #[test]
-fn answers_without_news_change_nothing() {
+fn repeated_responses_change_nothing() {
     let (mut lrs, _load) = LrsScript::reporting(&all(10));
     for second in 1..10 {
         assert_eq!(lrs.advance(secs(1)), [], "{second}");
@@ -299,7 +300,7 @@ fn answers_without_news_change_nothing() {
     assert_eq!(lrs.advance(secs(1)), [at(10, "send nothing")]);
 }
 
-/// LRS-4, LRS-5, LRS-6, LRS-10, LRS-12: everything that a report can say.
+/// LRS-4, LRS-5, LRS-6, LRS-10, LRS-12: a report contains all counters and metrics of each cluster and locality.
 #[test]
 fn a_report_in_full() {
     let (mut lrs, c) = LrsScript::reporting(&all(10));
@@ -337,14 +338,14 @@ fn a_report_in_full() {
         .b.: 1 issued 1 ok 0 failed 0 open; \
         c/eds 10s ..: 1 issued 0 ok 0 failed 1 open";
     assert_eq!(sent, [at(10, expected)]);
-    // A report that comes late says so, and covers all of the time since the last.
+    // A late report covers the whole time since the last one.
     lrs.now += Duration::from_millis(10_500);
     assert_eq!(lrs.poll(), ["send c/eds 10.75s ..: 0 issued 0 ok 0 failed 1 open"]);
     open.finish(&CallOutcome::Unsent);
     assert_eq!(lrs.advance(secs(10)), [(Duration::from_millis(30_750), "send nothing".to_owned())]);
 }
 
-/// LRS-7, fault 76: the stream is opened again after a back-off that grows, and counts go on.
+/// LRS-7, fault 76: a failed stream is reopened with exponential backoff, and no counts are lost.
 #[test]
 fn a_stream_that_fails_is_opened_again() {
     for status in [Status::unavailable("gone"), Status::new(Code::Unimplemented, "no such service")] {
@@ -358,7 +359,7 @@ fn a_stream_that_fails_is_opened_again() {
                 assert_eq!(lrs.opened(), [NODE]);
             }
             let warned = lrs.closed(&status);
-            assert_eq!(warned.len(), usize::from(attempt == 0), "said once");
+            assert_eq!(warned.len(), usize::from(attempt == 0), "logged once");
             let due = lrs.reporter.next_deadline().unwrap();
             let wait = due.since(lrs.now).as_secs_f64();
             assert!((nominal * 0.8..=nominal * 1.2).contains(&wait), "{attempt}: {wait}");
@@ -372,7 +373,7 @@ fn a_stream_that_fails_is_opened_again() {
         lrs.response(&all(10));
         let report = lrs.advance(secs(10));
         assert!(report[0].1.ends_with(" .z.: 20 issued 20 ok 0 failed 0 open"), "{report:?}");
-        // A response came: from here on it starts anew. The stream was up longer than the first wait.
+        // A response resets the backoff. The stream lived longer than the first backoff, so it is reopened at once.
         assert_eq!(lrs.closed(&status), ["open lrs"]);
         lrs.closed(&status);
         let wait = lrs.reporter.next_deadline().unwrap().since(lrs.now);
@@ -380,9 +381,9 @@ fn a_stream_that_fails_is_opened_again() {
     }
 }
 
-/// LRS-7: the warning names the server and what it said, cut and escaped.
+/// LRS-7: the warning names the server and quotes its status message, truncated and escaped.
 #[test]
-fn the_first_failure_is_said() {
+fn the_first_failure_is_logged() {
     let mut lrs = LrsScript::new();
     let _load = lrs.cluster("c");
     lrs.poll();
@@ -393,9 +394,9 @@ fn the_first_failure_is_said() {
     assert_eq!(words, [expected]);
 }
 
-/// LRS-7: a server that answers and hangs up is not called in a loop.
+/// LRS-7: with a server that ends the stream after each response, about one stream per second is opened.
 #[test]
-fn a_server_that_answers_and_hangs_up_is_called_once_a_second() {
+fn streams_that_end_after_a_response_reopen_once_a_second() {
     let mut lrs = LrsScript::new();
     let _load = lrs.cluster("c");
     let mut opened = lrs.poll().len();
@@ -409,7 +410,7 @@ fn a_server_that_answers_and_hangs_up_is_called_once_a_second() {
     assert!((80..=130).contains(&opened), "{opened}");
 }
 
-/// LRS-8: the last report is sent at once, and the stream closed after it.
+/// LRS-8: when the last cluster stops reporting, the last report is sent at once and the stream is closed.
 #[test]
 fn the_last_report_and_the_end() {
     let (mut lrs, load) = LrsScript::reporting(&all(10));
@@ -436,11 +437,12 @@ fn the_last_report_and_the_end() {
     drop(again);
 }
 
-/// LRS-8: a stream that is not up yet is given a second for the last report; one that is down is not waited for.
+/// LRS-8: the client waits up to one second for an open stream to be ready for the last report, and does not wait for
+/// a failed stream.
 #[test]
 fn the_last_report_is_tried_not_forced() {
     let counted = |lrs: &mut LrsScript| ok(&lrs.cluster("c"));
-    // The last cluster stops reporting before the stream is open.
+    // The last cluster stops reporting before the server has responded.
     let mut lrs = LrsScript::new();
     counted(&mut lrs);
     assert_eq!(lrs.poll(), ["open lrs"]);
@@ -448,20 +450,20 @@ fn the_last_report_is_tried_not_forced() {
     lrs.now += Duration::from_millis(900);
     let last = "send c/ 900ms .z.: 1 issued 1 ok 0 failed 0 open";
     assert_eq!(lrs.response(&all(10)), [last, "close"]);
-    // Nothing is heard in time.
+    // No response within one second.
     let mut lrs = LrsScript::new();
     counted(&mut lrs);
     lrs.poll();
     lrs.opened();
     assert_eq!(lrs.advance(secs(1)), [at(1, "close")]);
     assert_eq!((lrs.reporter.next_deadline(), lrs.store.servers()), (None, vec![]));
-    // The server is down.
+    // The stream has failed.
     let mut lrs = LrsScript::new();
     counted(&mut lrs);
     lrs.poll();
     assert_eq!(lrs.closed(&Status::unavailable("gone")).len(), 1);
     assert_eq!((lrs.reporter.next_deadline(), lrs.store.servers()), (None, vec![]));
-    // A cluster reports again in time.
+    // A cluster reports again within the second.
     let mut lrs = LrsScript::new();
     counted(&mut lrs);
     lrs.poll();
@@ -470,7 +472,7 @@ fn the_last_report_is_tried_not_forced() {
     drop(load);
 }
 
-/// Servers are told apart.
+/// Each server has its own stream.
 #[test]
 fn every_server_has_its_stream() {
     let store = Arc::new(LoadStore::default());
@@ -495,9 +497,9 @@ fn every_server_has_its_stream() {
     assert!(matches!(&sent[..], [LrsEffect::Send { stream, .. }] if *stream == opened[1].0), "{sent:?}");
 }
 
-/// LRS-3: messages that make no sense change nothing and are said; nor does one before its time count.
+/// LRS-3: an invalid message is ignored with a warning. A response before the node was sent is ignored.
 #[test]
-fn messages_that_make_no_sense() {
+fn invalid_messages_are_ignored() {
     let (mut lrs, _load) = LrsScript::reporting(&all(10));
     let words = lrs.message(&[0xff; 3]);
     assert!(
@@ -512,12 +514,12 @@ fn messages_that_make_no_sense() {
     let _load = lrs.cluster("c");
     lrs.poll();
     assert_eq!(lrs.response(&all(1)), [""; 0]);
-    assert_eq!(lrs.reporter.next_deadline(), None, "we have not said who we are");
+    assert_eq!(lrs.reporter.next_deadline(), None, "the node was not sent");
 }
 
-/// fault 76: names of metrics beyond what is kept are said to be missing.
+/// fault 76: named metrics beyond the limit are omitted with a warning.
 #[test]
-fn metrics_that_are_left_out_are_said() {
+fn omitted_metrics_are_logged() {
     let (mut lrs, load) = LrsScript::reporting(&all(10));
     let every = BackendMetrics { all_named: true, ..BackendMetrics::default() };
     for i in 0..10_000 {
@@ -534,7 +536,7 @@ fn metrics_that_are_left_out_are_said() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// No bytes from a server make the reporter panic, and it goes on reporting.
+    /// Arbitrary bytes from a server cause no panic, and reporting continues.
     #[test]
     fn any_response_is_survived(messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..10)) {
         let (mut lrs, _load) = LrsScript::reporting(&all(10));

@@ -1,4 +1,4 @@
-//! Stories about the xDS client, one module per part. Each test names the SPEC ids that it covers.
+//! Stories about the xDS client, one module per part. Each test names the requirement ids that it covers.
 
 mod bootstrap;
 mod client;

@@ -1,32 +1,32 @@
-//! Names of resources: one canonical spelling for each.
+//! Resource names and their canonical spelling.
 
 use evenkeel_xds::resource::ResourceType;
 use evenkeel_xds::resource::name::ResourceName;
 use proptest::prelude::*;
 
-/// What a text is as the name of a listener: its canonical spelling and authority, or what is wrong.
+/// Returns the canonical spelling and the authority of a listener name, or its error.
 fn read(text: &str) -> Result<(String, Option<String>), String> {
     let name = ResourceName::parse(ResourceType::Listener, text).map_err(|error| error.to_string())?;
     assert_eq!(name.as_str(), name.to_string());
     Ok((name.to_string(), name.authority().map(str::to_owned)))
 }
 
-/// `L` stands for the type, since every line has it.
+/// Expands `L` to the resource type, which occurs in every case.
 fn long(text: &str) -> String {
     text.replace("/L/", "/envoy.config.listener.v3.Listener/")
 }
 
-/// FED-3
+/// FED-3: all spellings of a name have one canonical form.
 #[test]
 fn spellings_of_one_resource_are_one_name() {
     let cases: &[(&str, &str, Option<&str>)] = &[
-        // Old style: as it stands.
+        // Old-style names are unchanged.
         ("orders", "orders", None),
         ("a:/b/c", "a:/b/c", None),
         ("orders?b=2&a=1#x", "orders?b=2&a=1#x", None),
         ("100%", "100%", None),
         ("https://auth/L/id", "https://auth/L/id", None),
-        // Context parameters: sorted, the last of two counts, no traces of empty ones.
+        // Context parameters are sorted, the last duplicate counts, and empty ones are dropped.
         ("xdstp://auth/L/id", "xdstp://auth/L/id", Some("auth")),
         ("xdstp://auth/L/id?", "xdstp://auth/L/id", Some("auth")),
         ("xdstp://auth/L/id?a=1&b=2", "xdstp://auth/L/id?a=1&b=2", Some("auth")),
@@ -37,10 +37,10 @@ fn spellings_of_one_resource_are_one_name() {
         ("xdstp://auth/L/id?a=x=y", "xdstp://auth/L/id?a=x%3Dy", Some("auth")),
         ("xdstp://auth/L/id?%61=%26", "xdstp://auth/L/id?a=%26", Some("auth")),
         ("xdstp://auth/L/id?a=1/2?3", "xdstp://auth/L/id?a=1/2?3", Some("auth")),
-        // Directives are no part of the name.
+        // Directives are not part of the name.
         ("xdstp://auth/L/id?b=2&a=1#entry=x", "xdstp://auth/L/id?a=1&b=2", Some("auth")),
         ("xdstp://auth/L/id#alt=xdstp://b/L/c?x=y", "xdstp://auth/L/id", Some("auth")),
-        // Percent-encoding: where it is needed, in capitals; an encoded slash separates nothing.
+        // Percent-encoding is applied where required, in upper case. An encoded slash is no separator.
         ("xdstp://auth/L/%69d/x", "xdstp://auth/L/id/x", Some("auth")),
         ("xdstp://auth/L/[::1]:80", "xdstp://auth/L/%5B::1%5D:80", Some("auth")),
         ("xdstp://auth/L/%5b::1%5d:80", "xdstp://auth/L/%5B::1%5D:80", Some("auth")),
@@ -48,7 +48,7 @@ fn spellings_of_one_resource_are_one_name() {
         ("xdstp://auth/L/a%25b", "xdstp://auth/L/a%25b", Some("auth")),
         ("xdstp://auth/L/a b", "xdstp://auth/L/a%20b", Some("auth")),
         ("xdstp://auth/L/ö", "xdstp://auth/L/%C3%B6", Some("auth")),
-        // Authorities may be empty, and are told as the bootstrap writes them.
+        // Authorities may be empty, and are returned in the spelling of the bootstrap.
         ("xdstp:///L/id", "xdstp:///L/id", Some("")),
         ("xdstp://a%20b/L/id", "xdstp://a%20b/L/id", Some("a b")),
         ("xdstp://a%2Fb/L/id", "xdstp://a%2Fb/L/id", Some("a/b")),
@@ -63,7 +63,7 @@ fn spellings_of_one_resource_are_one_name() {
     assert_eq!(encoded_type, Ok((long("xdstp://auth/L/id"), Some("auth".to_owned()))));
 }
 
-/// FED-3: another authority, id or parameter is another resource.
+/// FED-3: names with another authority, id or parameter are different resources.
 #[test]
 fn different_resources_have_different_names() {
     let names = [
@@ -87,9 +87,9 @@ fn different_resources_have_different_names() {
     assert_eq!(distinct.len(), names.len());
 }
 
-/// FED-3
+/// FED-3: invalid names are rejected.
 #[test]
-fn what_is_no_name_is_refused() {
+fn invalid_names_are_rejected() {
     let form = "expected xdstp://AUTHORITY/TYPE/ID";
     let cases = [
         ("", "must not be empty".to_owned()),
@@ -118,7 +118,7 @@ fn what_is_no_name_is_refused() {
     }
 }
 
-/// FED-3: the type in a name is that of the resource which is asked for.
+/// FED-3: the type in a name must be that of the subscription.
 #[test]
 fn each_type_takes_its_own_names() {
     for kind in ResourceType::ALL {
@@ -142,7 +142,7 @@ fn long_names_are_refused_and_not_repeated() {
 }
 
 proptest! {
-    /// FED-3: the canonical spelling is the name of the same resource.
+    /// FED-3: a canonical name is its own canonical form.
     #[test]
     fn canonical_names_stay_as_they_are(text in "(xdstp://[a-z%/]{0,4}/envoy.config.listener.v3.Listener/)?[ -~ö]{0,20}") {
         if let Ok(name) = ResourceName::parse(ResourceType::Listener, &text) {
@@ -150,7 +150,7 @@ proptest! {
         }
     }
 
-    /// FED-3: the order of context parameters does not matter, whatever is in them.
+    /// FED-3: the order of context parameters does not matter.
     #[test]
     fn order_of_parameters_does_not_matter(
         parameters in prop::collection::btree_map("[a-z%&=/]{1,3}", "[ -~ö]{0,6}", 1..5).prop_flat_map(|all| {

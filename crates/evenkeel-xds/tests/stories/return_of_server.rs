@@ -20,7 +20,7 @@ const WINDOW: Duration = Duration::from_millis(100);
 struct ReconnectSchedule {
     /// Attempts while the server is down.
     failed: Vec<Duration>,
-    /// The attempt that finds it again.
+    /// The first attempt that succeeds.
     succeeded: Duration,
 }
 
@@ -58,9 +58,9 @@ fn peak(mut times: Vec<Duration>) -> usize {
     (0..times.len()).map(in_window).max().unwrap_or_default()
 }
 
-/// fault 14: a thousand clients lose the control plane at once, and it returns. Each has a schedule of its own. Attempts
-/// disperse: after the attempt that follows the loss at once, at most three in ten clients dial within 100 ms, and at most
-/// one in five when the server has returned.
+/// fault 14: a thousand clients lose the control plane at once, and it returns. Each has its own schedule, so
+/// attempts disperse. Beyond the immediate first attempt, at most three in ten clients dial within 100 ms, and one in
+/// five after the return.
 #[test]
 fn clients_return_to_a_server_one_by_one() {
     for outage in [secs(6), secs(60)] {

@@ -1,4 +1,4 @@
-//! Route configurations: what is refused, what is skipped, what is kept.
+//! Route configurations: rejected resources, skipped routes, and parsed routes.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ use evenkeel_xds::routing::{FilterOverride, RouteAction as Kept, XdsRetryPolicy 
 use proptest::prelude::*;
 use testkit::resources::{any, route, route_config, virtual_host};
 
-/// Parses a resource as the parser of a channel would, from a server that may choose authorities or not.
+/// Parses a resource from a server that may rewrite authorities or not.
 pub(crate) fn parse_with<M: Name>(
     kind: ResourceType,
     message: &M,
@@ -64,7 +64,7 @@ fn parse(config: &RouteConfiguration) -> Result<ParsedResource, RejectedResource
     parse_with(ResourceType::RouteConfig, config, false, |_| ())
 }
 
-/// The config and the warnings of a resource that is fine.
+/// Returns the config and the warnings of a valid resource.
 pub(crate) fn accepted(config: &RouteConfiguration) -> (Arc<RouteConfig>, Vec<String>) {
     match parse(config).expect("a good resource") {
         ParsedResource { resource: Resource::RouteConfig(config), warnings, .. } => (config, warnings),
@@ -72,7 +72,7 @@ pub(crate) fn accepted(config: &RouteConfiguration) -> (Arc<RouteConfig>, Vec<St
     }
 }
 
-/// What is wrong with a resource, line by line; nothing if it is fine.
+/// Returns the errors of a resource, one per line, or nothing if it is valid.
 pub(crate) fn told(result: Result<ParsedResource, RejectedResource>) -> Vec<String> {
     let problems = result.err().map(|rejected| rejected.problems);
     problems.iter().flat_map(ValidationErrors::iter).map(ToString::to_string).collect()
@@ -82,7 +82,7 @@ fn problems(config: &RouteConfiguration) -> Vec<String> {
     told(parse(config))
 }
 
-/// A config with one virtual host for every domain and these routes.
+/// Returns a config with these routes in one virtual host for every domain.
 pub(crate) fn routes(routes: impl IntoIterator<Item = Route>) -> RouteConfiguration {
     RouteConfiguration {
         virtual_hosts: vec![virtual_host("*", routes.into_iter().collect())],
@@ -90,14 +90,14 @@ pub(crate) fn routes(routes: impl IntoIterator<Item = Route>) -> RouteConfigurat
     }
 }
 
-/// A route to `cluster` with another match.
+/// Returns a route to `cluster` with a changed match.
 pub(crate) fn matching(change: impl FnOnce(&mut RouteMatch)) -> Route {
     let mut route = route("/", "c");
     change(route.r#match.as_mut().expect("testkit makes one"));
     route
 }
 
-/// A route for every path with another action.
+/// Returns a route for every path with a changed action.
 pub(crate) fn acting(change: impl FnOnce(&mut RouteAction)) -> Route {
     let mut route = route("/", "c");
     match route.action.as_mut() {
@@ -107,13 +107,13 @@ pub(crate) fn acting(change: impl FnOnce(&mut RouteAction)) -> Route {
     route
 }
 
-/// What is wrong with a config of this one route, without the way to the route.
+/// Returns the errors of a config with this one route, without the path to the route.
 fn route_problems(route: Route) -> Vec<String> {
     let told = problems(&routes([route]));
     told.iter().map(|line| line.replace("virtual_hosts[0].routes[0].", "")).collect()
 }
 
-/// The routes that are left, and the warnings.
+/// Returns the parsed routes and the warnings.
 fn left(config: &RouteConfiguration) -> (Vec<String>, Vec<String>) {
     let (config, warnings) = accepted(config);
     (config.virtual_hosts[0].routes.iter().map(ToString::to_string).collect(), warnings)
@@ -135,14 +135,14 @@ fn millis(millis: i32) -> ProtoDuration {
     ProtoDuration { seconds: 0, nanos: millis * 1_000_000 }
 }
 
-/// VAL-R1
+/// VAL-R1: a route without a valid match is rejected.
 #[test]
-fn a_route_must_say_what_it_matches() {
+fn a_route_must_have_a_valid_match() {
     let check = |change: fn(&mut RouteMatch), expected: &str| {
         assert_eq!(route_problems(matching(change)), [expected]);
     };
     assert_eq!(route_problems(Route { r#match: None, ..route("/", "c") }), ["match: is required"]);
-    // The deprecated `regex` (field 3) reads as if nothing were there.
+    // The deprecated `regex` (field 3) is not decoded, so nothing is set.
     check(|m| m.path_specifier = None, "match: expected prefix, path or safe_regex, found none of these");
     check(
         |m| m.path_specifier = Some(PathSpecifier::ConnectMatcher(ConnectMatcher {})),
@@ -160,7 +160,7 @@ fn a_route_must_say_what_it_matches() {
         |m| m.path_specifier = Some(PathSpecifier::SafeRegex(regex("a)|(b"))),
         "match.safe_regex.regex: \"a)|(b\" is no valid regular expression: \"unopened group\"",
     );
-    // The deprecated `regex_match` (field 5) likewise.
+    // The deprecated `regex_match` (field 5) is not decoded either.
     check(
         |m| m.headers = vec![HeaderMatcher { name: "x".to_owned(), ..HeaderMatcher::default() }],
         "match.headers[0]: expected one of exact_match, safe_regex_match, range_match, present_match, prefix_match, \
@@ -208,7 +208,7 @@ fn a_route_must_say_what_it_matches() {
     );
 }
 
-/// fault 38: the limit for one expression, with its number in the text, in good time.
+/// fault 38: one regular expression has a size limit, which the error names.
 #[test]
 fn a_regular_expression_has_a_limit() {
     let bomb =
@@ -226,7 +226,7 @@ fn a_regular_expression_has_a_limit() {
     assert!(shown.len() < 300, "a long pattern is cut: {shown}");
 }
 
-/// fault 38: many expressions do not make up in number for what each may not be in size.
+/// fault 38: the regular expressions of one resource share a size limit.
 #[test]
 fn the_regular_expressions_of_a_resource_share_a_limit() {
     let bombs = |pattern: fn(usize) -> String, count: usize| {
@@ -242,11 +242,11 @@ fn the_regular_expressions_of_a_resource_share_a_limit() {
     assert!(too_big[16].contains(together), "{too_big:?}");
     let many = bombs(|i| format!("x{i}a{{200}}"), 1_000);
     assert!(many[0].contains(together), "{many:?}");
-    // The same one again costs nothing.
+    // A repeated expression counts once.
     assert_eq!(bombs(|_| "xa{200}".to_owned(), 1_000), [""; 0]);
 }
 
-/// VAL-R2: what gRPC cannot serve is skipped, and the operator is told.
+/// VAL-R2: routes that gRPC cannot serve are skipped with a warning.
 #[test]
 fn routes_that_grpc_cannot_serve_are_skipped() {
     let by = |specifier: Option<ClusterSpecifier>| acting(|action| action.cluster_specifier = specifier);
@@ -256,7 +256,7 @@ fn routes_that_grpc_cannot_serve_are_skipped() {
         by(None),
         by(Some(ClusterSpecifier::ClusterHeader("x-cluster".to_owned()))),
         route("/left", "left"),
-        // Nothing else about a skipped route is looked at.
+        // The rest of a skipped route is not validated.
         matching(|m| {
             m.query_parameters = vec![query.clone()];
             m.path_specifier = None;
@@ -280,7 +280,7 @@ fn routes_that_grpc_cannot_serve_are_skipped() {
     );
 }
 
-/// A range without a number in it never matches, or always if it is inverted. Its author meant something else.
+/// An empty range matches no value, or every value if inverted. It produces a warning.
 #[test]
 fn an_empty_header_range_is_warned_about() {
     let range = |start, end| {
@@ -298,7 +298,7 @@ fn an_empty_header_range_is_warned_about() {
     );
 }
 
-/// VAL-R2: a plugin that is optional leads to a skipped route; one that is not spoils the resource.
+/// VAL-R2: a route to an optional plugin of unknown type is skipped. A required one rejects the resource.
 #[test]
 fn cluster_specifier_plugins_are_not_supported() {
     let plugin = |name: &str, is_optional| ClusterSpecifierPlugin {
@@ -333,7 +333,8 @@ fn cluster_specifier_plugins_are_not_supported() {
     );
 }
 
-/// VAL-R2: a route that matches but is not for clients stays, so that its calls fail and go nowhere else (A36).
+/// VAL-R2: a matching route with an action that is not for clients is kept, so its calls fail and do not reach later
+/// routes (A36).
 #[test]
 fn actions_that_are_not_for_clients_stay() {
     let with = |action: Option<Action>| Route { action, ..route("/", "c") };
@@ -372,7 +373,7 @@ pub(crate) fn to_weighted(clusters: &[(&str, u32)]) -> Route {
     acting(|action| action.cluster_specifier = Some(ClusterSpecifier::WeightedClusters(weighted(clusters))))
 }
 
-/// VAL-R3
+/// VAL-R3: invalid weights of clusters are rejected.
 #[test]
 fn weighted_clusters() {
     let config = routes([to_weighted(&[("a", 1), ("", 0), ("b", u32::MAX - 1)]), to_weighted(&[("b", 7)])]);
@@ -434,7 +435,7 @@ fn retry_of(host: &VirtualHost, route: usize) -> Option<Arc<Retry>> {
     }
 }
 
-/// VAL-R4
+/// VAL-R4: retry policies are parsed, and invalid ones are rejected.
 #[test]
 fn retry_policies() {
     let check = |policy: RetryPolicy, expected: Option<(&[Code], u32, u64, u64)>| {
@@ -467,7 +468,7 @@ fn retry_policies() {
             250_000,
         )),
     );
-    // What Istio sends: conditions of HTTP among those of gRPC, with spaces and in any case.
+    // Istio mixes HTTP and gRPC conditions, with spaces and in any case.
     check(retry_on("connect-failure, Unavailable ,5xx,reset"), Some((unavailable, 2, 25_000, 250_000)));
     check(retry_on("5xx,gateway-error"), None);
     check(retry_on(""), None);
@@ -511,7 +512,8 @@ fn retry_policies() {
     );
 }
 
-/// VAL-R4: the virtual host's policy is a default; a route's own policy stands against it, also one that retries nothing.
+/// VAL-R4: the retry policy of the virtual host is the default. A route's own policy replaces it, even if it retries
+/// nothing.
 #[test]
 fn a_virtual_host_gives_a_default_retry_policy() {
     let own = |codes: &str| acting(|action| action.retry_policy = Some(retry_on(codes)));
@@ -534,7 +536,7 @@ fn a_virtual_host_gives_a_default_retry_policy() {
     );
 }
 
-/// A filter config wrapped as overrides may be.
+/// Returns a filter config in the wrapper for overrides.
 pub(crate) fn wrapped(config: Option<Any>, is_optional: bool, disabled: bool) -> Any {
     any(&FilterConfig { config, is_optional, disabled })
 }
@@ -543,7 +545,7 @@ pub(crate) fn unknown_filter() -> Any {
     Any { type_url: "type.googleapis.com/acme.Teapot".to_owned(), value: vec![1, 2, 3] }
 }
 
-/// A `TypedStruct` of each package, for a filter that nobody knows.
+/// Returns a `TypedStruct` of each package, for an unknown filter.
 pub(crate) fn typed_structs() -> [Any; 2] {
     let type_url = || "type.googleapis.com/acme.Teapot".to_owned();
     [
@@ -552,7 +554,7 @@ pub(crate) fn typed_structs() -> [Any; 2] {
     ]
 }
 
-/// VAL-R5
+/// VAL-R5: filter overrides are parsed, and invalid or unknown ones are rejected unless optional.
 #[test]
 fn overrides_of_filters() {
     let fault = || any(&HttpFault::default());
@@ -597,7 +599,7 @@ fn overrides_of_filters() {
     );
 }
 
-/// VAL-R5: also in virtual hosts and weighted clusters.
+/// VAL-R5: overrides are parsed in virtual hosts, routes and weighted clusters.
 #[test]
 fn overrides_are_read_at_every_level() {
     let bad = || [("f".to_owned(), unknown_filter())].into();
@@ -619,7 +621,7 @@ fn overrides_are_read_at_every_level() {
     );
 }
 
-/// A81: the authority is the control plane's to choose only if the bootstrap says so.
+/// A81: the control plane may rewrite the authority only if the bootstrap trusts it.
 #[test]
 fn auto_host_rewrite_needs_trust() {
     let config = routes([acting(|action| {
@@ -638,7 +640,7 @@ fn auto_host_rewrite_needs_trust() {
 
 /// Fields without effect produce warnings.
 #[test]
-fn fields_without_effect_are_told() {
+fn fields_without_effect_are_warned_about() {
     let mut config = routes([
         acting(|action| {
             action.timeout = Some(seconds(3));
@@ -646,7 +648,7 @@ fn fields_without_effect_are_told() {
                 Some(RetryPolicy { per_try_timeout: Some(seconds(1)), ..retry_on("unavailable") });
             action.hash_policy = vec![HashPolicy { policy_specifier: None, terminal: false }];
         }),
-        // Istio sends this with every route; it means that there is no timeout.
+        // Istio sends a zero timeout with every route, which means no timeout.
         acting(|action| action.timeout = Some(seconds(0))),
         matching(|m| {
             m.headers = vec![HeaderMatcher {
@@ -677,7 +679,7 @@ fn fields_without_effect_are_told() {
     assert_eq!((many.len(), many.last().unwrap().as_str()), (33, "and 968 more warnings"));
 }
 
-/// RH-8: the rewriting of a header is checked.
+/// RH-8: the regex rewrite of a hash policy is validated.
 #[test]
 fn hash_policies_are_checked() {
     let policy = |header_name: &str, rewrite: Option<(&str, &str)>| HashPolicy {
@@ -710,7 +712,8 @@ fn hash_policies_are_checked() {
     check(without, "regex_rewrite.pattern: is required");
 }
 
-/// A28: `evenkeel explain` prints routes as this text, with each header test and its case.
+/// A28: a route is described by the text that `evenkeel explain` prints, with each header matcher and its case
+/// sensitivity.
 #[test]
 fn header_tests_are_described() {
     let text = |pattern: MatchPattern, ignore_case: bool| {
@@ -736,7 +739,8 @@ fn header_tests_are_described() {
     }
 }
 
-/// RH-7, RH-8: `evenkeel explain` prints hash policies as this text, and the hash of a call if its policies yield one.
+/// RH-7, RH-8: hash policies are described by the text that `evenkeel explain` prints, with the hash of a call if
+/// there is one.
 #[test]
 fn hash_policies_are_described() {
     let header = |rewrite: Option<(&str, &str)>| {
@@ -767,9 +771,9 @@ fn hash_policies_are_described() {
     }
 }
 
-/// VAL-X1: every problem of the resource, each with its path.
+/// VAL-X1: all errors of a resource are reported together, each with its path.
 #[test]
-fn all_problems_are_told_together() {
+fn all_errors_are_reported_together() {
     let mut config = routes([
         Route { r#match: None, ..route("/", "c") },
         matching(|m| {
@@ -809,7 +813,7 @@ fn all_problems_are_told_together() {
     );
 }
 
-/// VAL-X1, VAL-R7
+/// VAL-X1, VAL-R7: invalid and duplicate domains are rejected.
 #[test]
 fn domains_are_checked() {
     let with = |domains: &[&str]| {
@@ -838,7 +842,7 @@ fn domains_are_checked() {
     );
 }
 
-/// A virtual host per domain, named as the domain is.
+/// Returns a config with one virtual host per domain, named like the domain.
 fn hosts<'a>(domains: impl IntoIterator<Item = &'a str>) -> RouteConfiguration {
     RouteConfiguration {
         virtual_hosts: domains.into_iter().map(|domain| virtual_host(domain, vec![route("", "c")])).collect(),
@@ -846,7 +850,7 @@ fn hosts<'a>(domains: impl IntoIterator<Item = &'a str>) -> RouteConfiguration {
     }
 }
 
-/// VAL-R7
+/// VAL-R7: the most specific domain selects the virtual host.
 #[test]
 fn the_best_domain_wins() {
     let find = |domains: &[&str], authority: &str| -> Option<String> {
@@ -861,7 +865,7 @@ fn the_best_domain_wins() {
         ("a-x.bar.com", "*-x.bar.com"),
         ("-x.bar.com", "*.bar.com"),
         ("a.com", "*.com"),
-        // A suffix is better than a prefix, however long that is.
+        // A suffix match takes precedence over a prefix match of any length.
         ("foo.bar.x.com", "*.com"),
         ("foo.bar.org", "foo.bar.*"),
         ("foo.org", "foo.*"),
@@ -878,7 +882,7 @@ fn the_best_domain_wins() {
     assert_eq!(find(&["*é"], "è"), None);
 }
 
-/// The rules of VAL-R7, straight from their text.
+/// Returns the domain that VAL-R7 selects, in a direct implementation of its rules.
 fn best<'a>(domains: &'a [String], authority: &str) -> Option<&'a String> {
     let matched = |domain: &&String| match (domain.strip_prefix('*'), domain.strip_suffix('*')) {
         (Some(""), _) => true,
@@ -896,9 +900,9 @@ fn best<'a>(domains: &'a [String], authority: &str) -> Option<&'a String> {
 }
 
 proptest! {
-    /// VAL-R7: as the rules say, for any set of domains.
+    /// VAL-R7: domain selection equals the reference implementation, for any set of domains.
     #[test]
-    fn domains_are_found_as_the_rules_say(
+    fn domain_selection_follows_the_rules(
         domains in prop::collection::btree_set("[ab.]{1,4}|\\*[ab.]{0,3}|[ab.]{1,3}\\*", 1..20),
         authorities in prop::collection::vec("[ab.]{0,5}", 20),
     ) {
@@ -910,9 +914,9 @@ proptest! {
         }
     }
 
-    /// fault 36: bytes that were changed on the way are refused or read, and nothing else.
+    /// fault 36: changed bytes are accepted or rejected without a panic.
     #[test]
-    fn spoiled_bytes_do_no_harm(at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
+    fn changed_bytes_do_not_panic(at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
         let message = routes([
             to_weighted(&[("a", 1), ("b", 2)]),
             matching(|m| m.headers = vec![header("x", HeaderMatchSpecifier::SafeRegexMatch(regex("a+")))]),
@@ -926,7 +930,7 @@ proptest! {
     }
 }
 
-/// Thousands of hosts and routes are read and searched in no time worth speaking of.
+/// Thousands of virtual hosts and routes are parsed and searched quickly.
 #[test]
 fn many_hosts_and_routes() {
     let domains: Vec<String> = (0..5_000).map(|i| format!("*.host-{i}.test")).collect();
@@ -939,7 +943,7 @@ fn many_hosts_and_routes() {
     assert_eq!(accepted(&many).0.virtual_hosts[0].clusters.len(), 5_000);
 }
 
-/// VAL-X1: the number of routes has a limit, all hosts together.
+/// VAL-X1: the number of routes per resource is limited, over all virtual hosts.
 #[test]
 fn the_number_of_routes_has_a_limit() {
     let config = hosts(["a", "b", "c"]);
@@ -950,7 +954,7 @@ fn the_number_of_routes_has_a_limit() {
     assert_eq!(with(2), ["virtual_hosts: there are 3 routes; at most 2 are allowed"]);
 }
 
-/// External text is escaped and truncated in messages.
+/// Text from the resource is escaped and truncated in errors.
 #[test]
 fn foreign_text_is_escaped_and_cut() {
     let mut name = "\u{1b}[31m".to_owned();

@@ -1,4 +1,4 @@
-//! Routing: the way of one call.
+//! Routing of one call: route, cluster, timeout, retry policy and hash.
 
 mod clusters;
 mod fault;
@@ -38,7 +38,7 @@ use crate::route::{
 
 const CHANNEL_ID: u64 = 0xc0ff_ee00;
 
-/// Headers of a call, in order; several of one name are joined.
+/// Headers of a call, in order. Values of one name are joined.
 #[derive(Clone, Copy)]
 struct Sent<'a>(&'a [(&'a str, &'a str)]);
 
@@ -54,7 +54,7 @@ fn quiet() -> ActiveClusters {
     ActiveClusters::new(Arc::new(|| ()))
 }
 
-/// A selector for routes of one virtual host under a listener with these filters.
+/// Returns a selector for the routes of one virtual host, under a listener with these filters.
 fn selector_with(
     config: RouteConfiguration,
     filters: Vec<HttpFilter>,
@@ -98,7 +98,7 @@ fn select(selector: &ConfigSelector, headers: &[(&str, &str)]) -> SelectedRoute 
     selector.select(&PickArgs::new("/s/m", 1).with_headers(&headers)).expect("a route")
 }
 
-/// A28: the first route that matches, not the best one.
+/// A28: the first matching route is used, not the most specific one.
 #[test]
 fn the_first_route_wins() {
     let selector = selector([route("/s/a", "one"), route("/s/ab", "two"), route("/s/", "three")]);
@@ -109,7 +109,7 @@ fn the_first_route_wins() {
     assert_eq!(selected.cluster().child(), "cluster:three");
 }
 
-/// CM-8
+/// CM-8: a call without a matching route fails with UNAVAILABLE.
 #[test]
 fn a_call_without_a_route_is_unavailable() {
     let failed = way(&selector([route("/s/a", "one")]), "/s/b", &[], 0).unwrap_err();
@@ -118,7 +118,7 @@ fn a_call_without_a_route_is_unavailable() {
     assert!(way(&selector([]), &long, &[], 0).unwrap_err().message().len() < 300);
 }
 
-/// VAL-R2: a route that is not for clients takes its calls all the same, and they fail (A36).
+/// VAL-R2: a route whose action is not for clients matches calls and fails them (A36).
 #[test]
 fn a_route_that_is_not_for_clients_fails_its_calls() {
     let action = Some(Action::NonForwardingAction(NonForwardingAction {}));
@@ -132,7 +132,7 @@ fn a_route_that_is_not_for_clients_fails_its_calls() {
     assert_eq!(way(&selector, "/s/b", &[], 0).unwrap(), "rest");
 }
 
-/// FAULTS 5.2, CVE-2026-33186: a path that is not canonical meets no route at all, not even one for everything.
+/// CVE-2026-33186: a path without a leading slash matches no route, not even one for every path.
 #[test]
 fn a_path_must_be_canonical() {
     let selector = selector([route("", "all")]);
@@ -146,7 +146,7 @@ fn a_path_must_be_canonical() {
     assert_eq!(way(&selector, "/s/m", &[], 0).unwrap(), "all");
 }
 
-/// CM-4, VAL-R3: clusters are chosen by chance and by weight, and by nothing else; one of weight 0 never.
+/// CM-4, VAL-R3: weighted clusters are selected at random by weight, and one with weight 0 never.
 #[test]
 fn weighted_clusters_share_the_calls() {
     const CALLS: u64 = 100_000;
@@ -162,20 +162,20 @@ fn weighted_clusters_share_the_calls() {
     }
 }
 
-/// CM-4: what was chosen holds for the whole call: asked again or not, its cluster and its hash stay.
+/// CM-4: a selected route keeps its cluster and hash for the whole call.
 #[test]
-fn a_choice_is_kept() {
+fn a_selection_is_kept() {
     let selector = selector([to_weighted(&[("a", 1), ("b", 1)])]);
     let call = PickArgs::new("/s/m", 7);
     let first = selector.select(&call).unwrap();
     let kept = first.clone();
     let others: Vec<_> = (0..64).map(|_| selector.select(&call).unwrap().cluster().name().clone()).collect();
-    assert!(others.iter().any(|name| name != first.cluster().name()), "chance is asked anew each time");
+    assert!(others.iter().any(|name| name != first.cluster().name()), "each selection is random");
     drop(selector);
     assert_eq!((kept.cluster().name(), kept.hash()), (first.cluster().name(), first.hash()));
 }
 
-/// RT-1: the table of A31; the listener's value is a default for the route's.
+/// RT-1: the table of A31. The listener's value is the default of the route's.
 #[test]
 fn timeouts() {
     let secs = |seconds: Option<u64>| seconds.map(Duration::from_secs);
@@ -215,14 +215,14 @@ fn timeouts() {
     check(None, None, None, Some(0), None);
     check(Some(20), None, None, Some(10), Some(10));
     check(Some(5), None, None, Some(10), Some(5));
-    // A route without any timeout.
+    // A route without a timeout of its own.
     let plain = selector_with(routes([route("/", "c")]), vec![], Some(10), &quiet());
     assert_eq!(select(&plain, &[]).timeout(None), Some(Duration::from_secs(10)));
 }
 
-/// VAL-R4: the policy comes along with the call.
+/// VAL-R4: the selected route has the retry policy.
 #[test]
-fn retries_come_along() {
+fn the_selection_has_the_retry_policy() {
     let policy = RetryPolicy { retry_on: "unavailable".to_owned(), ..RetryPolicy::default() };
     let with = selector([acting(|action| action.retry_policy = Some(policy))]);
     let selected = select(&with, &[]);
@@ -252,9 +252,9 @@ fn hashing(policies: Vec<(PolicySpecifier, bool)>) -> ConfigSelector {
     })])
 }
 
-/// RH-8
+/// RH-8: the value of a header, rewritten or not, and the channel id are hashed.
 #[test]
-fn what_is_hashed() {
+fn headers_and_channel_id_are_hashed() {
     let check = |policy: PolicySpecifier, headers: &[(&str, &str)], expected: Option<&str>| {
         let selector = hashing(vec![(policy.clone(), false)]);
         let expected = expected.map(|text| hash::of_bytes(text.as_bytes()));
@@ -269,7 +269,7 @@ fn what_is_hashed() {
     check(plain("x-user-bin"), &[("x-user-bin", "ann")], None);
     check(plain("content-type"), &[], Some("application/grpc"));
     check(plain("content-type"), &[("content-type", "application/grpc+json")], Some("application/grpc+json"));
-    // RE2's notation; every match is replaced, and `$` means itself.
+    // Substitutions use RE2's notation. Every match is replaced, and `$` is literal.
     let session = |substitution| by_header("x", Some((r"([a-z]+)-(\d+)", substitution)));
     check(session(r"\2"), &[("x", "ann-12")], Some("12"));
     check(session(r"\2.\1"), &[("x", "ann-12,bob-3")], Some("12.ann,3.bob"));
@@ -282,7 +282,7 @@ fn what_is_hashed() {
     check(PolicySpecifier::Cookie(hash_policy::Cookie::default()), &[], None);
 }
 
-/// RH-7
+/// RH-7: the hashes of several policies are combined in order.
 #[test]
 fn hashes_are_combined_in_order() {
     let cookie = || PolicySpecifier::Cookie(hash_policy::Cookie::default());
@@ -302,9 +302,9 @@ fn hashes_are_combined_in_order() {
     check(vec![(header("x"), false), (cookie(), true), (channel(), false)], x);
 }
 
-/// RH-7: a call for which no policy yields anything has a hash by chance.
+/// RH-7: a call without a hash from any policy has a random hash.
 #[test]
-fn without_a_policy_chance_decides() {
+fn without_a_policy_the_hash_is_random() {
     for selector in [hashing(vec![]), hashing(vec![(by_header("absent", None), false)])] {
         let hash = |entropy| selector.select(&PickArgs::new("/s/m", entropy)).unwrap().hash();
         assert_ne!(hash(1), hash(2));
@@ -312,7 +312,7 @@ fn without_a_policy_chance_decides() {
     }
 }
 
-/// A81: a trusted control plane may replace the authority of calls of one route, and no other route is affected.
+/// A81: a trusted control plane may rewrite the authority for one route, and other routes are not affected.
 #[test]
 fn the_authority_is_rewritten_for_one_route() {
     let rewriting = acting(|action| {
@@ -329,12 +329,12 @@ fn the_authority_is_rewritten_for_one_route() {
     }
 }
 
-/// fault settings that can be told apart by how many may be active.
+/// Returns a fault config that is recognised by its maximum of active faults.
 fn fault(mark: u32) -> Any {
     any(&HttpFault { max_active_faults: Some(mark), ..HttpFault::default() })
 }
 
-/// The marks of the filters that a call meets.
+/// Returns the marks of the filters that run for a call.
 fn marks(selected: &SelectedRoute) -> Vec<String> {
     let mark = |instance: &evenkeel_xds::routing::FilterInstance| match &instance.filter {
         XdsHttpFilter::Fault(config) => format!("{} {}", instance.name, config.max_active().expect("marked")),
@@ -343,7 +343,7 @@ fn marks(selected: &SelectedRoute) -> Vec<String> {
     selected.filters().iter().map(mark).collect()
 }
 
-/// VAL-R5: the most specific override wins, for each filter by itself; the router is not among those to run.
+/// VAL-R5: the most specific override of each filter is used. The router is not among the filters that run.
 #[test]
 fn the_most_specific_override_wins() {
     let overrides = |list: &[(&str, Any)]| -> BTreeMap<String, Any> {
@@ -382,7 +382,7 @@ fn the_most_specific_override_wins() {
     check(&[("b", fault(10))], &[], &[("a", fault(30))], &["a 30", "b 10"]);
     check(&[("nobody", fault(10))], &[], &[], &["a 1", "b 2"]);
     check(&[("router", fault(10))], &[], &[], &["a 1", "b 2"]);
-    // Off and on again.
+    // Disabled, and enabled again.
     check(&[("a", off())], &[], &[], &["b 2"]);
     check(&[("a", off())], &[("a", fault(20))], &[], &["a 20", "b 2"]);
     check(&[("a", fault(10))], &[], &[("a", off()), ("b", off())], &[]);
@@ -394,7 +394,7 @@ fn the_most_specific_override_wins() {
     check(&[("a", wrapped_router)], &[], &[], &["b 2"]);
 }
 
-/// What `explain` says: each route, and why it was passed over, up to the one that takes the call.
+/// An explanation lists each route with the reason why it did not match, up to the route that matches.
 #[test]
 fn every_step_can_be_explained() {
     use evenkeel_proto::envoy::config::core::v3::RuntimeFractionalPercent;

@@ -361,7 +361,7 @@ impl ClientScript {
         self.run();
     }
 
-    /// Refuses the connection.
+    /// Refuses the connection of the client.
     pub(crate) fn refuses(&mut self, server: &str) {
         assert!(!self.link(server).open, "{server} has accepted");
         self.ends(server, "connection refused");
@@ -510,7 +510,7 @@ impl ClientScript {
     }
 }
 
-/// Observations of the client.
+/// Queries about the client.
 impl ClientScript {
     /// Takes the requests that a server received.
     pub(crate) fn requests(&mut self, server: &str) -> Vec<String> {
@@ -572,7 +572,7 @@ impl ClientScript {
         self.unprocessed.iter().copied().collect()
     }
 
-    /// The stream to a server, for what a driver would do wrong.
+    /// Returns the id of the stream to a server, for events that a correct driver would not send.
     pub(crate) fn stream(&self, server: &str) -> AdsStreamId {
         self.link(server).stream
     }
@@ -591,7 +591,7 @@ impl ClientScript {
 }
 
 impl ScriptStream {
-    /// A request has arrived.
+    /// Records a request that the server received.
     fn hear(&mut self, request: &AdsRequest) {
         match request {
             AdsRequest::Sotw(request) => {
@@ -602,10 +602,10 @@ impl ScriptStream {
             AdsRequest::Delta(request) => {
                 let kind = ResourceType::from_type_url(&request.type_url).expect("a known type");
                 for name in &request.resource_names_unsubscribe {
-                    assert!(self.told.remove(&(kind, name.clone())), "{name} was not asked for");
+                    assert!(self.told.remove(&(kind, name.clone())), "{name} was not subscribed");
                 }
                 for name in &request.resource_names_subscribe {
-                    assert!(self.told.insert((kind, name.clone())), "{name} is asked for twice");
+                    assert!(self.told.insert((kind, name.clone())), "{name} is subscribed twice");
                 }
             }
         }

@@ -1,8 +1,8 @@
-//! Session affinity (A55, A60, A75), which is not supported: configs that ask for it are rejected or reported.
+//! Session affinity (A55, A60, A75) is not supported: configs that use it are rejected or reported.
 //!
-//! OH-1..10 of the specification describe the filter `StatefulSession`, its cookie and the policy `xds_override_host`. None
-//! of them exists here, so none can be covered. These stories hold the part that does exist: no config with session affinity
-//! is accepted in silence, and calls never lose more than the affinity.
+//! OH-1..10 of the specification describe the filter `StatefulSession`, its cookie and the policy
+//! `xds_override_host`. None of them is implemented. These stories cover the rest: no config with session affinity is
+//! accepted silently, and calls lose only the affinity.
 
 use evenkeel_core::Registry;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
@@ -36,7 +36,7 @@ fn with_session_filter(is_optional: bool) -> Any {
     any(&listener("l", &manager))
 }
 
-/// OH-2: a session filter is rejected with its type, unless it is optional: then it is left out, with a warning.
+/// OH-2: a session filter is rejected with its type. If it is optional, it is skipped with a warning.
 #[test]
 fn a_session_filter_is_rejected_or_reported() {
     let rejected = parse(ResourceType::Listener, &with_session_filter(false)).unwrap_err();
@@ -48,7 +48,7 @@ fn a_session_filter_is_rejected_or_reported() {
     assert!(warning.contains("http_filters[0]") && warning.contains("StatefulSession"), "{warning}");
 }
 
-/// OH-3, OH-4: `override_host_status` of a cluster has no effect, and a warning says so.
+/// OH-3, OH-4: `override_host_status` of a cluster has no effect and produces a warning.
 #[test]
 fn statuses_of_override_hosts_are_reported_as_ignored() {
     let config = CommonLbConfig {
@@ -61,7 +61,7 @@ fn statuses_of_override_hosts_are_reported_as_ignored() {
     assert_eq!(warned, 1, "{:?}", accepted.warnings);
 }
 
-/// OH-5: the policy cannot be configured: it is not registered under its name.
+/// OH-5: the policy is not registered under its name, so it cannot be configured.
 #[test]
 fn the_override_host_policy_is_not_registered() {
     for name in ["xds_override_host_experimental", "xds_override_host"] {

@@ -1,9 +1,8 @@
-//! The worked example of the custom policies' proposal (A52), from the cluster as it comes over the wire to the config of
-//! the localities: each of its four stages, compared as a whole.
+//! The example of the custom policies' proposal (A52), from the cluster resource to the config of the localities.
+//! Each of its four stages is compared as a whole.
 //!
-//! The proposal prints field names in snake case and its own names for the priority and the localities; what runs here
-//! writes camel case, and names priorities and localities by its own rules. [`printed`] puts the one into the other's
-//! words, and nothing else.
+//! The proposal prints field names in snake case, with its own names for the priority and the localities. This
+//! implementation writes camel case, with names by its own rules. [`printed`] converts only these.
 
 use evenkeel_core::Registry;
 use evenkeel_core::cluster::{Cluster, LbConfigStages, stages};
@@ -23,8 +22,8 @@ use testkit::resources::{any, cluster, locality};
 
 const CUSTOM: &str = "myorg.MyCustomLeastRequestPolicy";
 
-/// The four stages as the proposal prints them, put into valid JSON: where it leaves something out (`…`), what stands
-/// there is added; where it forgets a list's brackets around a child policy, they are there.
+/// Returns the four stages of the proposal as valid JSON. Omissions (`…`) and missing brackets around a child policy
+/// are filled in.
 fn printed(picked: &Value) -> [Value; 4] {
     let wrr_locality = json!([{ "xds_wrr_locality_experimental": { "child_policy": [picked] } }]);
     let target = |weight: u32| json!({ "weight": weight, "child_policy": [picked] });
@@ -48,7 +47,7 @@ fn printed(picked: &Value) -> [Value; 4] {
     [one, two, three, four].map(|stage| in_our_words(&stage))
 }
 
-/// Camel case for the fields of gRPC's own messages, our names for the priority and the localities.
+/// Converts field names to camel case, and names of priority and localities to ours.
 fn in_our_words(value: &Value) -> Value {
     let word = |text: &str| match text {
         "child_policy" => "childPolicy".to_owned(),
@@ -68,7 +67,7 @@ fn in_our_words(value: &Value) -> Value {
     }
 }
 
-/// The cluster of the example.
+/// Returns the cluster of the example.
 fn example() -> ClusterMessage {
     let choice = ProtoValue { kind: Some(Kind::NumberValue(2.0)) };
     let custom = TypedStruct {
@@ -96,7 +95,7 @@ fn policies(configs: &[(&str, Any)]) -> LoadBalancingPolicy {
     LoadBalancingPolicy { policies: configs.iter().map(policy).collect() }
 }
 
-/// Takes the example over the wire and through the policies.
+/// Parses the example and runs it through the policies.
 fn run(registry: Registry) -> LbConfigStages {
     let parser = ResourceParser::new(registry);
     let server = ServerConfig::insecure("control:443");
@@ -122,15 +121,15 @@ fn in_order(stages: LbConfigStages) -> [Value; 4] {
     [lb_policy_config, cluster_resolver, priority, weighted_target.expect("localities are split by weight")]
 }
 
-/// REG-8: the custom policy is chosen, and every stage comes out as printed.
+/// REG-8: the custom policy is chosen, and every stage is as in the proposal.
 #[test]
-fn the_worked_example_comes_out_stage_by_stage() {
+fn every_stage_of_the_example_is_as_printed() {
     let mut registry = Registry::standard();
     registry.register::<LeastRequest>(CUSTOM);
     assert_eq!(in_order(run(registry)), printed(&json!({ CUSTOM: { "choiceCount": 2 } })));
 }
 
-/// REG-8: where the custom policy is not registered, round_robin takes its place in every stage.
+/// REG-8: if the custom policy is not registered, round_robin takes its place in every stage.
 #[test]
 fn without_the_custom_policy_the_next_one_is_chosen() {
     assert_eq!(in_order(run(Registry::standard())), printed(&json!({ "round_robin": {} })));

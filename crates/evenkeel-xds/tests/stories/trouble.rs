@@ -1,4 +1,4 @@
-//! Streams that end, servers that cannot be reached, and resources that do not come: what is known stays in use.
+//! Closed streams, unreachable servers and missing resources: cached resources stay in use.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use testkit::secs;
 use crate::client::{with_clusters, world};
 use crate::script::{ClientScript, ScriptResponse, bootstrap, bootstrap_with, reply};
 
-/// FM-1: before a response it is an error, after one it is not, and is not waited for.
+/// FM-1: a stream that ends before its first response is a failure, with backoff. One that ends after a response is
+/// reopened at once.
 #[test]
 fn a_stream_that_ends() {
     let mut world = world();
@@ -43,11 +44,11 @@ fn a_stream_that_ends() {
     assert_eq!(world.changed(), [id]);
     world.passes(secs(2));
     world.refuses("one");
-    assert!(world.changed().is_empty(), "it fails as it did");
-    assert_eq!(world.log(), [format!("warning: {refused}")], "and that is said once");
+    assert!(world.changed().is_empty(), "the error is unchanged");
+    assert_eq!(world.log(), [format!("warning: {refused}")], "logged once");
 }
 
-/// fault 3
+/// fault 3: a server that ends every stream after a response causes no error and no change.
 #[test]
 fn a_server_that_ends_every_stream_after_a_response() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
@@ -63,8 +64,8 @@ fn a_server_that_ends_every_stream_after_a_response() {
     assert_eq!(world.sees(Cluster, "a"), "1");
 }
 
-/// fault 3, FM-1: streams that end after a response are reopened at once the first time, then at most once per second. A
-/// stream that lived longer than that is reopened at once again.
+/// fault 3, FM-1: streams that end after a response are reopened at once the first time, then at most once per
+/// second. A stream that lived longer is reopened at once again.
 #[test]
 fn streams_that_end_after_a_response_have_a_floor() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
@@ -102,8 +103,8 @@ fn streams_that_end_after_a_response_have_a_floor() {
     assert_eq!(world.dialled(), ["one"], "a stream that lived for 10 s is replaced at once");
 }
 
-/// FM-2, fault 1: a control plane that answered before and refuses connections is tried about once per second in the first
-/// minute, so that its return is noticed in about a second.
+/// FM-2, fault 1: a control plane that responded before and refuses connections is dialled about once per second in
+/// the first minute. The client reconnects about one second after its return.
 #[test]
 fn a_server_that_returns_is_followed_in_about_a_second() {
     for absence in [100, 900, 2_000, 6_000, 20_000, 59_000].map(Duration::from_millis) {
@@ -126,7 +127,7 @@ fn a_server_that_returns_is_followed_in_about_a_second() {
     }
 }
 
-/// FM-2: the longer the server is away the rarer the attempts, up to one in two minutes.
+/// FM-2: the longer the server is unavailable, the longer the backoff, up to two minutes.
 #[test]
 fn attempts_grow_rare_while_a_server_stays_away() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
@@ -146,8 +147,8 @@ fn attempts_grow_rare_while_a_server_stays_away() {
     assert!((24..=40).contains(&within(80_000, 83_600)), "{} in the 23rd hour", within(80_000, 83_600));
 }
 
-/// Many clients lose their control plane at the same moment. Their attempts are spread when it returns, and a server that
-/// accepts connections but does not respond gets the back-off of A57.
+/// Clients that lose their control plane at the same moment reconnect at different times. A server that accepts
+/// streams but does not respond gets the backoff of A57.
 #[test]
 fn a_herd_is_spread() {
     let mut delays = Vec::new();
@@ -163,7 +164,7 @@ fn a_herd_is_spread() {
             world.redials("one");
         }
         delays.push(world.now.since(returns));
-        // The server is back and overloaded.
+        // The server accepts streams and ends them without a response.
         let mut waits = Vec::new();
         for _ in 0..6 {
             world.accepts("one");
@@ -184,7 +185,7 @@ fn a_herd_is_spread() {
     }
 }
 
-/// FM-2, fault 4
+/// FM-2, fault 4: the backoff grows until a response is received.
 #[test]
 fn backs_off_until_a_response() {
     let mut world = world();
@@ -218,9 +219,10 @@ fn backs_off_until_a_response() {
     assert!((0.8..=1.2).contains(&wait), "a response starts the back-off over: {wait}");
 }
 
-/// FM-3, DE-4, fault 6
+/// FM-3, DE-4, fault 6: a resource that is not received within its timeout is absent, or has a transient error if the
+/// bootstrap requests that.
 #[test]
-fn a_resource_that_does_not_come() {
+fn a_resource_times_out() {
     let transient = ServerFeatures { resource_timer_is_transient_error: true, ..ServerFeatures::default() };
     let absent = r#"!NotFound: cluster "a": does not exist: xDS server "one" did not send it within 15s (xDS node id "me")"#;
     let late =
@@ -239,9 +241,10 @@ fn a_resource_that_does_not_come() {
     }
 }
 
-/// FM-3: the time counts from when the request is on the wire, on each stream anew, and not for what is cached.
+/// FM-3: the timeout of a resource starts when its request is written, on each stream again. A cached or rejected
+/// resource has none.
 #[test]
-fn when_the_time_for_a_resource_runs() {
+fn the_timeout_starts_with_the_request() {
     let mut world = world();
     world.holds_writes = true;
     world.channel(&[(Cluster, "a")]);
@@ -256,19 +259,19 @@ fn when_the_time_for_a_resource_runs() {
     assert!(world.sees(Cluster, "a").contains("ended the stream"));
     world.accepts("one");
     world.passes(secs(14));
-    assert!(!world.sees(Cluster, "a").contains("does not exist"), "it starts over with the stream");
+    assert!(!world.sees(Cluster, "a").contains("does not exist"), "the timeout restarts with the stream");
     world.sends("one", reply(Cluster, "1", &["a=1"]));
-    assert_eq!(world.client.next_deadline(), None, "a resource that came ends it");
+    assert_eq!(world.client.next_deadline(), None, "a received resource has no timeout");
     world.sends("one", reply(Cluster, "2", &["a=bad"]));
     assert_eq!(world.client.next_deadline(), None);
     world.channel(&[(Cluster, "b")]);
     world.sends("one", reply(Cluster, "3", &["a=1", "b=bad"]));
-    assert_eq!(world.client.next_deadline(), None, "a resource that is rejected came");
+    assert_eq!(world.client.next_deadline(), None, "a rejected resource has no timeout");
 }
 
-/// FM-3: neither a response with other resources nor the end of a subscription makes the time longer or shorter.
+/// FM-3: neither a response with other resources nor the end of a subscription changes the timeout of a resource.
 #[test]
-fn the_time_for_a_resource_is_its_own() {
+fn the_timeout_of_a_resource_is_its_own() {
     let mut world = world();
     let id = world.channel(&[(Endpoints, "a"), (Endpoints, "b")]);
     world.accepts("one");
@@ -282,13 +285,13 @@ fn the_time_for_a_resource_is_its_own() {
     world.holds_writes = true;
     world.wants(id, &[(Endpoints, "a"), (Endpoints, "c")]);
     world.passes(secs(60));
-    assert_eq!(world.sees(Endpoints, "c"), "", "it was asked for again, and that is not on the wire");
+    assert_eq!(world.sees(Endpoints, "c"), "", "the second request is not written");
     world.write("one");
     world.nearly_passes(secs(15));
     assert_eq!(world.sees(Endpoints, "c"), "");
     world.passes(Duration::from_nanos(1));
     assert!(world.sees(Endpoints, "c").contains("does not exist"));
-    // What is known about it does not change when the server fails, and so nobody need look.
+    // The state of a timed-out resource does not change when the server fails, so no subscriber is notified.
     world.wants(id, &[(Endpoints, "c")]);
     world.changed();
     world.ends("one", "killed");
@@ -297,9 +300,10 @@ fn the_time_for_a_resource_is_its_own() {
     assert!(world.sees(Endpoints, "c").contains("does not exist"));
 }
 
-/// fault 8: the server comes back and sends nothing, since nothing changed.
+/// fault 8: a server that sends nothing after a reconnect, because nothing changed, does not time out cached
+/// resources.
 #[test]
-fn what_is_cached_is_not_declared_missing() {
+fn cached_resources_do_not_time_out() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
     world.ends("one", "restart");
     world.accepts("one");
@@ -309,9 +313,9 @@ fn what_is_cached_is_not_declared_missing() {
     assert!(world.changed().is_empty());
 }
 
-/// fault 5, FB-1: a server that accepts the connection and never answers is given 20 seconds; then the next one takes over.
+/// fault 5, FB-1: a server that does not accept the stream within 20 s is failed, and the next server is used.
 #[test]
-fn a_second_server_takes_over_within_20_seconds() {
+fn the_second_server_is_used_within_20_seconds() {
     let mut world = ClientScript::new(bootstrap(&["one", "two"]));
     let id = world.channel(&[(Cluster, "a")]);
     world.dialled();
@@ -325,7 +329,7 @@ fn a_second_server_takes_over_within_20_seconds() {
     assert_eq!((world.sees(Cluster, "a"), world.changed()), ("1".to_owned(), vec![id]));
 }
 
-/// FM-4, fault 5: no time runs while the server cannot be reached; an attempt is given 20 seconds.
+/// FM-4, fault 5: no resource times out while the server is unreachable. A connection attempt times out after 20 s.
 #[test]
 fn a_server_that_cannot_be_reached_for_a_minute() {
     let mut world = world();
@@ -344,9 +348,9 @@ fn a_server_that_cannot_be_reached_for_a_minute() {
     assert_eq!(world.sees(Cluster, "a"), "1");
 }
 
-/// FM-5, DE-1: everything is cached, and the control plane is gone for half an hour.
+/// FM-5, DE-1: cached resources stay in use while the control plane is unavailable for half an hour.
 #[test]
-fn what_is_cached_outlives_the_control_plane() {
+fn cached_resources_outlive_the_control_plane() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1", "b=1"]);
     world.ends("one", "killed");
     while world.now < Instant::ORIGIN + secs(1800) {
@@ -358,16 +362,17 @@ fn what_is_cached_outlives_the_control_plane() {
     world.channel(&[(Cluster, "c")]);
     let known = error.trim_start_matches("~Unavailable: ");
     let known = format!(r#"!Unavailable: cluster "c": not received: {known}"#);
-    assert_eq!(world.sees(Cluster, "c"), known, "known at once");
+    assert_eq!(world.sees(Cluster, "c"), known, "the error is there at once");
     world.redials("one");
     world.accepts("one");
     world.sends("one", reply(Cluster, "1", &["a=1", "b=1"]));
     assert_eq!([world.sees(Cluster, "a"), world.sees(Cluster, "c")], ["1", ""]);
 }
 
-/// DE-1, DE-2, DE-3, DE-5, DE-6: what becomes of a resource, by what went wrong and by what the bootstrap asks for.
+/// DE-1, DE-2, DE-3, DE-5, DE-6: every kind of error keeps, holds or drops a cached resource, depending on the server
+/// features.
 #[test]
-fn what_trouble_does_to_a_cached_resource() {
+fn errors_keep_or_drop_a_cached_resource() {
     let none = ServerFeatures::default();
     let ignore = ServerFeatures { ignore_resource_deletion: true, ..none };
     let fail = ServerFeatures { fail_on_data_errors: true, ..none };
@@ -399,8 +404,8 @@ fn what_trouble_does_to_a_cached_resource() {
             assert!(seen.starts_with(start), "{:?} with {features:?}: {seen}", trouble());
             assert_eq!(world.changed().len(), 1);
             world.sends("one", trouble());
-            assert!(world.changed().is_empty(), "the same again is no news");
-            // Fault 24: it returns, unchanged, and no note stays.
+            assert!(world.changed().is_empty(), "the same error notifies no subscriber");
+            // Fault 24: the resource returns unchanged, and no ambient error remains.
             world.sends("one", reply(Cluster, "3", &["a=1"]));
             assert_eq!(world.sees(Cluster, "a"), "1");
             assert_eq!(world.changed().len(), 1);
@@ -408,15 +413,16 @@ fn what_trouble_does_to_a_cached_resource() {
     }
 }
 
-/// DE-5: what a server says about a resource ends the wait for it, and its code is told but not taken over.
+/// DE-5: an error that the server sends for a resource ends its timeout. The error's code is part of the text, but
+/// not the code of the status.
 #[test]
-fn a_server_says_why_it_does_not_send() {
+fn errors_of_resources_reach_the_subscriber() {
     let mut world = world();
     world.channel(&[(Endpoints, "a"), (Endpoints, "b")]);
     world.accepts("one");
     world.requests("one");
     world.sends("one", reply(Endpoints, "1", &["b=1"]).error("a", 7, "not for you").error("z", 5, ""));
-    assert_eq!(world.requests("one"), ["endpoints [a b] v1 n1"], "this is no reason to reject");
+    assert_eq!(world.requests("one"), ["endpoints [a b] v1 n1"], "an ACK");
     assert_eq!(world.client.next_deadline(), None);
     let error = |what: &str| {
         format!("!Unavailable: endpoints \"a\": xDS server \"one\" reports {what} (xDS node id \"me\")")
@@ -425,7 +431,7 @@ fn a_server_says_why_it_does_not_send() {
     world.ends("one", "max age");
     world.accepts("one");
     world.passes(secs(60));
-    assert_eq!(world.sees(Endpoints, "a"), error(r#"PERMISSION_DENIED: "not for you""#), "it is remembered");
+    assert_eq!(world.sees(Endpoints, "a"), error(r#"PERMISSION_DENIED: "not for you""#), "the error is kept");
     world.sends("one", reply(Endpoints, "1", &[]).error("a", 77, "?"));
     assert_eq!(world.sees(Endpoints, "a"), error(r#"the unknown code 77: "?""#));
     world.sends("one", reply(Endpoints, "1", &[]).error("b", 0, "fine"));
@@ -436,7 +442,7 @@ fn a_server_says_why_it_does_not_send() {
     assert_eq!(world.sees(Endpoints, "a"), "2");
 }
 
-/// DE-3, fault 24: an ignored deletion is said once, and its end too, by whatever it ends.
+/// DE-3, fault 24: an ignored deletion is logged once, and so is its end.
 #[test]
 fn an_ignored_deletion_is_logged() {
     let features = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
@@ -453,7 +459,7 @@ fn an_ignored_deletion_is_logged() {
     assert_eq!(world.log(), [over]);
 }
 
-/// DE-3: it also ends with the subscription.
+/// DE-3: an ignored deletion ends with the subscription.
 #[test]
 fn an_ignored_deletion_ends_with_the_subscription() {
     let features = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };

@@ -1,4 +1,5 @@
-//! From bytes to picks: a scripted control plane, the client, the follower of one channel, and the core with its backends.
+//! From bytes to picks: a scripted control plane, the client, the resolver of one channel, and the core with its
+//! backends.
 
 mod deletion;
 
@@ -27,7 +28,7 @@ use ResourceType::{Cluster as Cds, Endpoints as Eds, Listener as Lds, RouteConfi
 
 use crate::script::{ClientScript as Plane, bootstrap, bootstrap_with, reply};
 
-/// One channel to `orders`.
+/// A channel to `orders` with its control plane and backends.
 struct TestMesh {
     plane: Plane,
     id: SubscriberId,
@@ -69,7 +70,7 @@ impl TestMesh {
         mesh
     }
 
-    /// Everything that leads to the endpoints of the cluster `a`.
+    /// Returns a mesh in which the cluster `a` serves calls.
     fn serving() -> TestMesh {
         TestMesh::new().with_all_of_a()
     }
@@ -96,7 +97,7 @@ impl TestMesh {
         self.send(kind, &[(name, packed(message))]);
     }
 
-    /// The driver of the channel: until nothing more is wanted than before.
+    /// Runs the channel's driver until its subscriptions no longer change.
     fn follow(&mut self) {
         loop {
             let dynamic: Vec<_> = self.backends.core().subscribed_clusters().cloned().collect();
@@ -153,7 +154,7 @@ impl TestMesh {
     }
 }
 
-/// The whole way: each answer leads to the next question, and the endpoints' weights decide in exact order (EDF-1).
+/// Each resource adds the subscriptions that it needs, and endpoint weights are applied in exact order (EDF-1).
 #[test]
 fn from_bytes_to_picks() {
     for variant in [XdsVariant::StateOfTheWorld, XdsVariant::Delta] {
@@ -171,7 +172,7 @@ fn from_bytes_to_picks() {
     }
 }
 
-/// fault 3, ADS-7: a server that ends the stream after each response is not in trouble, and nothing happens below.
+/// fault 3, ADS-7: a server that ends the stream after each response causes no new config and no new picker.
 #[test]
 fn streams_that_end_after_a_response_change_nothing() {
     let mut mesh = TestMesh::serving();
@@ -188,7 +189,7 @@ fn streams_that_end_after_a_response_change_nothing() {
     assert_eq!((mesh.steps, mesh.backends.published()), (steps, 0), "no new config, no new picker");
 }
 
-/// fault 8: a server that comes back and does not repeat itself is believed to have nothing new.
+/// fault 8: a server that sends nothing after a reconnect deletes nothing.
 #[test]
 fn a_server_that_does_not_resend_deletes_nothing() {
     let mut mesh = TestMesh::serving();
@@ -200,8 +201,8 @@ fn a_server_that_does_not_resend_deletes_nothing() {
     assert_eq!((mesh.call("/s/m"), mesh.steps), ("10.0.0.1:80".to_owned(), 1));
 }
 
-/// fault 10, fault 31, CDS-1, CM-5, CM-7: routes to a cluster that is not known yet; the old one serves until all of the new
-/// one is there, and stays for the calls that chose it.
+/// fault 10, fault 31, CDS-1, CM-5, CM-7: for routes to an unknown cluster, the old cluster serves until the new one
+/// is complete. It stays active for the calls that chose it.
 #[test]
 fn routes_change_without_a_gap() {
     let mut mesh = TestMesh::serving();
@@ -212,19 +213,19 @@ fn routes_change_without_a_gap() {
     assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
     mesh.send_one(Eds, "b", &load_assignment("b", &["10.0.0.2:80"]));
     assert_eq!(mesh.call("/s/m"), "10.0.0.2:80");
-    assert_eq!(mesh.pick(&early), "10.0.0.1:80", "who chose the old cluster still gets it");
+    assert_eq!(mesh.pick(&early), "10.0.0.1:80", "a call on the old cluster still uses it");
     assert!(mesh.plane.told("one").contains(&(Cds, "a".to_owned())));
     assert_eq!(mesh.idle.load(Ordering::Relaxed), 0);
     drop(early);
-    assert_eq!(mesh.idle.load(Ordering::Relaxed), 1, "the last call let go of it");
+    assert_eq!(mesh.idle.load(Ordering::Relaxed), 1, "the last call released it");
     mesh.follow();
     assert!(!mesh.plane.told("one").contains(&(Cds, "a".to_owned())));
     assert_eq!(mesh.backends.closed(), ["10.0.0.1:80"]);
 }
 
-/// fault 21: one bad cluster among a hundred spoils itself only.
+/// fault 21: one invalid cluster of a hundred fails only its own calls.
 #[test]
-fn one_bad_cluster_spoils_itself_only() {
+fn one_invalid_cluster_fails_alone() {
     let names: Vec<String> = (0..100).map(|i| format!("c{i:02}")).collect();
     let routes = names.iter().map(|name| route(&format!("/{name}/"), name)).collect();
     let mut mesh = TestMesh::new();
@@ -256,9 +257,9 @@ fn one_bad_cluster_spoils_itself_only() {
     assert!(failure.contains("c42") && failure.contains("eds_cluster_config"), "{failure}");
 }
 
-/// VAL-E9, FM-5: a bad update leaves the endpoints before it in use; so does a control plane that is gone.
+/// VAL-E9, FM-5: an invalid update leaves the previous endpoints in use, and so does an unavailable control plane.
 #[test]
-fn bad_updates_and_lost_servers_leave_what_works() {
+fn invalid_updates_and_lost_servers_keep_the_config() {
     let mut mesh = TestMesh::serving();
     let bad = load_assignment("a", &["10.0.0.9:80", "10.0.0.9:80"]);
     mesh.send_one(Eds, "a", &bad);
@@ -272,7 +273,8 @@ fn bad_updates_and_lost_servers_leave_what_works() {
     }
 }
 
-/// fault 2: a failure of all calls begins with the target of their channel. Repeating it changes nothing.
+/// fault 2: a failure of all calls begins with the target of their channel. An update with the same failure changes
+/// nothing.
 #[test]
 fn failures_of_all_calls_name_the_target() {
     let mut mesh = TestMesh::new();
@@ -288,7 +290,7 @@ fn failures_of_all_calls_name_the_target() {
     assert_eq!(mesh.steps, steps);
 }
 
-/// fault 26, VAL-E8: without an endpoint that can be called, calls fail at once and say which cluster.
+/// fault 26, VAL-E8: without a healthy endpoint, calls fail at once, and the status names the node.
 #[test]
 fn without_healthy_endpoints_calls_fail_at_once() {
     let mut unhealthy = load_assignment("a", &["10.0.0.1:80", "10.0.0.2:80"]);
@@ -309,8 +311,8 @@ fn without_healthy_endpoints_calls_fail_at_once() {
     }
 }
 
-/// CM-6, DE-3, fault 24: a cluster that is deleted fails its calls and recovers when it returns, also unchanged; where
-/// the bootstrap says so it is kept.
+/// CM-6, DE-3, fault 24: a deleted cluster fails its calls, and recovers when it is sent again, even unchanged. If
+/// the bootstrap ignores deletions, the cluster is kept.
 #[test]
 fn a_deleted_cluster_comes_back() {
     let mut mesh = TestMesh::serving();
@@ -335,8 +337,8 @@ fn a_deleted_cluster_comes_back() {
     assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
 }
 
-/// CDS-2, A54: without a listener every call fails with UNAVAILABLE, and names the listener and the node; calls that chose
-/// a cluster before go on.
+/// CDS-2, A54: without a listener every new call fails with UNAVAILABLE, and the status names the listener and the
+/// node. Calls that chose a cluster before continue.
 #[test]
 fn a_deleted_listener_fails_new_calls() {
     let mut mesh = TestMesh::serving();
@@ -353,7 +355,7 @@ fn a_deleted_listener_fails_new_calls() {
     assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
 }
 
-/// CDS-5, CDS-8, CDS-10, CDS-12: an aggregate over a cluster of the control plane and a DNS name.
+/// CDS-5, CDS-8, CDS-10, CDS-12: an aggregate fails over from an EDS cluster to a DNS name.
 #[test]
 fn an_aggregate_falls_over_to_dns() {
     let mut mesh = TestMesh::new();
@@ -380,22 +382,23 @@ fn an_aggregate_falls_over_to_dns() {
     assert_eq!(mesh.call("/s/m"), "10.0.0.3:443");
     mesh.backends.down("10.0.0.3:443");
     mesh.call("/s/m");
-    assert!(mesh.backends.reresolutions() > 0, "DNS is asked again");
+    assert!(mesh.backends.reresolutions() > 0, "the name is resolved again");
 }
 
-/// One thing that happens to the channel of the story below.
+/// Event of the generated story below.
 #[derive(Clone, Debug)]
 enum TestEvent {
-    /// A listener, or none.
+    /// A listener with this route configuration, or its deletion.
     Listener(Option<&'static str>),
-    /// Routes to these clusters, each by a path of its own and the first by every other; without any, they are refused.
+    /// Routes to these clusters, each by its own path, and to the first by every other path. An empty list is an
+    /// invalid resource.
     Routes(&'static str, Vec<char>),
-    /// Every cluster that is wanted, except these, which are spoiled or left out.
+    /// All subscribed clusters, except one that is invalid and one that is omitted.
     Clusters {
         spoiled: Option<char>,
         left_out: Option<char>,
     },
-    /// The endpoints of a cluster: so many, or a bad list.
+    /// Endpoints of a cluster: a number of them, or an invalid list.
     Endpoints(char, Option<usize>),
     Resolved(bool),
     StreamEnds,
@@ -404,13 +407,13 @@ enum TestEvent {
     Later(u64),
     BackendDown(usize),
     BackendUp(usize),
-    /// A call begins and holds on to its cluster.
+    /// A call begins and retains its cluster.
     Begins,
     /// Ends the oldest call.
     Ends,
 }
 
-/// The cluster of a letter: `x` is an aggregate of `a` and `d`, `d` is a DNS name, the others have endpoints of their own.
+/// Returns the cluster of a letter: `x` is an aggregate of `a` and `d`, `d` is a DNS cluster, and the others use EDS.
 fn cluster_of(letter: char) -> Any {
     match letter {
         'x' => packed(&aggregate_cluster("x", &["a", "d"])),
@@ -450,7 +453,7 @@ fn happenings() -> impl Strategy<Value = Vec<TestEvent>> {
 }
 
 impl TestMesh {
-    /// A server that waits to be accepted is, one that is not dialled yet is waited for.
+    /// Waits until the client dials the server, and accepts the stream.
     fn reconnect(&mut self) {
         self.plane.redials("one");
         if !self.plane.is_open("one") {
@@ -513,7 +516,7 @@ impl TestMesh {
         self.follow();
     }
 
-    /// The control plane sends all that is wanted, again and again, until the channel has what it needs.
+    /// Sends every subscribed resource until the channel has its complete config.
     fn comes_to_rest(&mut self) {
         self.reconnect();
         for i in 0..4 {
@@ -552,10 +555,10 @@ impl TestMesh {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// fault 17, fault 37, CM-5: whatever happened, no call that has a cluster is told that the cluster is not there, and a control plane that
-    /// sends everything at last is followed to the letter.
+    /// fault 17, fault 37, CM-5: after any events, no call with a cluster fails because the cluster is missing. When
+    /// the control plane sends everything, the channel has exactly that config.
     #[test]
-    fn whatever_happens_the_last_word_counts(happenings in happenings(), delta in any::<bool>()) {
+    fn the_final_config_counts_after_any_events(happenings in happenings(), delta in any::<bool>()) {
         let variant = if delta { XdsVariant::Delta } else { XdsVariant::StateOfTheWorld };
         let mut mesh = TestMesh::with(bootstrap(&["one"]), variant);
         let mut held = Vec::new();

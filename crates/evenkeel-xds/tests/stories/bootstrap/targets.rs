@@ -1,17 +1,17 @@
-//! From targets and addresses to listeners.
+//! Listener names of targets and of server addresses.
 
 use evenkeel_xds::bootstrap::Bootstrap;
 use serde_json::{Value, json};
 
 use super::{read, server, with};
 
-/// What a channel asks for: its listener and the authority of its calls.
+/// Returns the listener name and the authority of a target.
 fn target(bootstrap: &Bootstrap, target: &str) -> Result<(String, String), String> {
     let target = bootstrap.listener_name(target).map_err(|error| error.to_string())?;
     Ok((target.listener.to_string(), target.authority))
 }
 
-/// FED-1, FED-2, FED-5: A47's examples, and the corners of targets.
+/// FED-1, FED-2, FED-5: the examples of A47 and the edge cases of targets lead to the expected listener.
 #[test]
 fn targets_lead_to_listeners() {
     let plain = read(&with("authorities", json!({})));
@@ -80,9 +80,9 @@ fn targets_lead_to_listeners() {
     }
 }
 
-/// FED-1, FED-2
+/// FED-1, FED-2: a target without a listener is rejected with the reason.
 #[test]
-fn targets_that_lead_nowhere_say_why() {
+fn targets_without_a_listener_are_rejected_with_a_reason() {
     let none = read(&with("authorities", json!({})));
     let two = read(&with("authorities", json!({"a": {}, "b\n": {}})));
     let default = |template: &str| {
@@ -140,7 +140,7 @@ fn targets_that_lead_nowhere_say_why() {
     assert!(error.len() < 500 && error.contains("has 5000 bytes; at most 4096 are allowed"), "{error}");
 }
 
-/// BS-6
+/// BS-6: the listener name of a server comes from the template and the listening address.
 #[test]
 fn servers_ask_for_listeners_by_their_address() {
     let server_name = |template: Value, address: &str| {

@@ -1,4 +1,4 @@
-//! How connections to a cluster are secured: what is understood, ignored, and refused.
+//! Transport security of a cluster: supported, ignored and rejected fields.
 
 use std::collections::HashSet;
 
@@ -57,7 +57,7 @@ fn common(validation: CertificateValidationContext) -> CommonTlsContext {
     }
 }
 
-/// A context with nothing but roots.
+/// Returns a TLS context with nothing but root certificates.
 pub(super) fn context() -> UpstreamTlsContext {
     UpstreamTlsContext { common_tls_context: Some(common(validation())), ..UpstreamTlsContext::default() }
 }
@@ -103,8 +103,8 @@ fn plain(roots: RootCertificates) -> SecurityConfig {
     }
 }
 
-/// A29: a cluster's security, with its name, is what tells its connections from others; a cluster that only reads the same
-/// keeps its connections.
+/// A29: connections with different security configs, or of clusters with different names, are not shared. An equal
+/// config keeps its connections.
 #[test]
 fn security_tells_connections_apart() {
     let means = |message: &Cluster| super::leaf(&accepted(message)).transport.clone();
@@ -133,7 +133,8 @@ fn matchers_are_shown_as_they_were_meant() {
     assert!(!SanMatcher::dns("pay.example").matches(SanKind::Uri, "pay.example"));
 }
 
-/// VAL-C5: certificates come from providers of the bootstrap, roots perhaps from the system; older fields work, too.
+/// VAL-C5: certificates come from providers of the bootstrap, and roots optionally from the system. The deprecated
+/// fields work too.
 #[test]
 fn where_certificates_come_from() {
     let given = plain(RootCertificates::Provider(source("roots", "ca")));
@@ -168,7 +169,7 @@ fn where_certificates_come_from() {
         (
             with_common(CommonTlsContext {
                 tls_certificate_provider_instance: Some(provider("own", "me")),
-                // With a provider, other certificates are of no account.
+                // With a provider, other certificates are ignored.
                 tls_certificates: vec![TlsCertificate::default()],
                 ..common(validation())
             }),
@@ -206,7 +207,7 @@ fn where_certificates_come_from() {
     }
 }
 
-/// VAL-C5, VAL-C7: other sockets, and contexts that say too little.
+/// VAL-C5, VAL-C7: other transport sockets and incomplete contexts are rejected.
 #[test]
 fn contexts_that_are_refused() {
     let tls = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext";
@@ -247,7 +248,7 @@ fn contexts_that_are_refused() {
     assert!(refused(&socket(Some(undecodable))).starts_with(&format!("{AT}: cannot be decoded: ")));
 }
 
-/// VAL-C5: certificates come from providers that the bootstrap knows, and from nowhere else.
+/// VAL-C5: only certificate providers of the bootstrap are accepted.
 #[test]
 fn certificates_that_are_refused() {
     let other = CertificateValidationContext {
@@ -289,7 +290,7 @@ fn certificates_that_are_refused() {
 
 type Change = fn(&mut CertificateValidationContext);
 
-/// VAL-C5: what would make connections less secure if it were ignored is refused.
+/// VAL-C5: a field whose omission would weaken security is rejected.
 #[test]
 fn fields_that_are_refused() {
     let less = "is not supported, and ignoring it would be less secure";
@@ -320,7 +321,7 @@ fn fields_that_are_refused() {
     }
 }
 
-/// VAL-C5: what A29 has ignored is told where it may matter.
+/// VAL-C5: fields that A29 ignores produce a warning if they may matter.
 #[test]
 fn what_is_ignored() {
     let message = with_validation(CertificateValidationContext {
@@ -352,7 +353,7 @@ fn matcher(matcher: StringMatcher) -> SanMatcher {
     security(&with_names(vec![matcher])).san_matchers.remove(0)
 }
 
-/// VAL-C5: names are matched in every way that there is, with case or without.
+/// VAL-C5: names match by every kind of string matcher, case-sensitive or not.
 #[test]
 fn names_of_certificates() {
     use MatchPattern::{Contains, Exact, Prefix, Suffix};
@@ -392,7 +393,7 @@ fn names_of_certificates() {
     assert!(!empty.matches(SanKind::Uri, "") && !empty.matches(SanKind::Dns, ""));
 }
 
-/// VAL-C5: an exact name also finds the wildcard certificate for it, among DNS names.
+/// VAL-C5: an exact name also matches the wildcard certificate for it, among DNS names only.
 #[test]
 fn wildcard_certificates() {
     let exact = matcher(pattern(MatchPattern::Exact("API.example.com".to_owned())));
@@ -419,7 +420,7 @@ fn wildcard_certificates() {
     assert!(suffix.matches(SanKind::Dns, "*.example.com") && !suffix.matches(SanKind::Dns, "EXAMPLE.com"));
 }
 
-/// VAL-C5, fault 38: a matcher that cannot match, or would cost too much, is refused.
+/// VAL-C5, fault 38: a name matcher that cannot match, or is too large, is rejected.
 #[test]
 fn names_that_cannot_be_matched() {
     let at = format!("{COMMON}.validation_context.match_subject_alt_names[1]");
@@ -453,7 +454,7 @@ fn names_that_cannot_be_matched() {
     assert!(problem.contains(" is no valid regular expression: ") && problem.len() < 500, "{problem}");
 }
 
-/// fault 38: many expressions do not make up in number for what each may not be in size.
+/// fault 38: the regular expressions of one cluster share a size limit.
 #[test]
 fn patterns_of_names_share_a_limit() {
     let mut parser = parser();
@@ -464,7 +465,7 @@ fn patterns_of_names_share_a_limit() {
     assert!(problems.contains(together), "{problems}");
 }
 
-/// VAL-C5: matchers with a type take the place of those without, and match names of that type only.
+/// VAL-C5: typed name matchers replace the untyped ones, and match names of their type only.
 #[test]
 fn names_of_one_type() {
     let typed = |san_type: i32| SubjectAltNameMatcher {

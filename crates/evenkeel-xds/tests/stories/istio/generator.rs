@@ -137,17 +137,17 @@ pub(super) struct EndpointSpec {
 }
 
 impl ServiceSpec {
-    /// The name of the cluster of a subset, of the route configuration, and of the endpoints.
+    /// Returns the name of a subset's cluster, route configuration and endpoints.
     pub(super) fn key(&self, subset: &str) -> String {
         format!("outbound|{}|{subset}|{}", self.port, self.host)
     }
 
-    /// The name of the listener, which is also the authority of calls.
+    /// Returns the name of the listener, which is also the authority of calls.
     pub(super) fn target(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// The resource of a type and name as a client in `from` gets it, if there is one.
+    /// Returns the resource of a type and name that istiod serves to a client in `from`, if it exists.
     pub(super) fn resource(&self, kind: ResourceType, name: &str, from: &str) -> Option<Any> {
         let subset = || {
             let names = self.subsets.keys().map(String::as_str).chain([""]);
@@ -199,7 +199,8 @@ impl ServiceSpec {
         RawMessage::of(&config).message(2, &host).packed::<RouteConfiguration>()
     }
 
-    /// The route of a service without a `VirtualService`. It has the deprecated limits and no stream duration.
+    /// Returns the route of a service without a `VirtualService`. It has the deprecated limits and no stream
+    /// duration.
     fn default_route(&self) -> RawMessage {
         let action = RouteAction {
             cluster_specifier: Some(ClusterSpecifier::Cluster(self.key(""))),
@@ -397,7 +398,7 @@ impl ServiceSpec {
     }
 }
 
-/// Distance of a locality from the client's: 0 for the same sub-zone, 3 for another region.
+/// Returns the distance of a locality from the client's: 0 for the same sub-zone, 3 for another region.
 fn distance(from: &str, to: &str) -> usize {
     let parts = |locality: &str| {
         let mut parts = locality.split('/').map(str::to_owned);
@@ -506,7 +507,7 @@ fn text_struct(fields: &[(&str, &str)]) -> Struct {
     Struct { fields: fields.iter().map(|(name, text)| ((*name).to_owned(), value(text))).collect() }
 }
 
-/// An encoded message, for fields that evenkeel's copy of the protocol omits.
+/// Encoded message, for fields that evenkeel's copy of the protocol omits.
 #[derive(Clone, Debug, Default)]
 struct RawMessage(Vec<u8>);
 

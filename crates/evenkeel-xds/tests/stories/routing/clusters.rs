@@ -1,4 +1,4 @@
-//! Clusters stay while a call may need them.
+//! Clusters remain active while a call may need them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use testkit::resources::route;
 use super::selector_with;
 use crate::route::{routes, to_weighted};
 
-/// Active clusters, and how often one of them went.
+/// Returns active clusters, and the number of times that one became idle.
 fn counted() -> (ActiveClusters, Arc<AtomicUsize>) {
     let gone = Arc::new(AtomicUsize::new(0));
     let counter = gone.clone();
@@ -31,7 +31,7 @@ fn to(cluster: &str, clusters: &ActiveClusters) -> ConfigSelector {
     selector_with(routes([route("/", cluster)]), vec![], None, clusters)
 }
 
-/// CM-7: a selector's clusters are active as soon as there is one, before any call can see it.
+/// CM-7: the clusters of a selector are active before any call can use it.
 #[test]
 fn a_selector_makes_its_clusters_active() {
     let (clusters, _) = counted();
@@ -41,8 +41,8 @@ fn a_selector_makes_its_clusters_active() {
     assert_eq!(names(&clusters), ["a", "b", "c"]);
 }
 
-/// CM-5, CM-6, fault 32: a cluster that left the routes stays in the config until the last call that chose it ends, so that
-/// its own policy answers for it, also when its resource is gone; then it goes, once.
+/// CM-5, CM-6, fault 32: a cluster removed from the routes stays in the config until the last call on it ends, even
+/// if its resource is deleted. Its own policy decides those calls. It then becomes idle once.
 #[test]
 fn a_cluster_stays_until_its_last_call_ends() {
     let (clusters, gone) = counted();
@@ -66,9 +66,9 @@ fn a_cluster_stays_until_its_last_call_ends() {
     assert_eq!((names(&clusters), gone()), (vec![], 2));
 }
 
-/// CM-5: a cluster that both the old routes and the new ones name never goes.
+/// CM-5: a cluster in both the old and the new routes never becomes idle.
 #[test]
-fn a_cluster_that_stays_in_the_routes_never_goes() {
+fn a_cluster_that_stays_in_the_routes_never_idles() {
     let (clusters, gone) = counted();
     let mut current = to("a", &clusters);
     let before = current.select(&PickArgs::new("/s/m", 1)).unwrap();
@@ -76,11 +76,11 @@ fn a_cluster_that_stays_in_the_routes_never_goes() {
         current = to("a", &clusters);
     }
     let after = current.select(&PickArgs::new("/s/m", 1)).unwrap();
-    assert!(Arc::ptr_eq(before.cluster(), after.cluster()), "one and the same");
+    assert!(Arc::ptr_eq(before.cluster(), after.cluster()), "the same allocation");
     assert_eq!((names(&clusters), gone.load(Ordering::Relaxed)), (vec!["a".to_owned()], 0));
 }
 
-/// CM-5: a cluster may come back while its last call ends, and then it is there.
+/// CM-5: a cluster that is added back as its last reference ends is active.
 #[test]
 fn a_cluster_may_come_back() {
     let (clusters, gone) = counted();
@@ -89,8 +89,7 @@ fn a_cluster_may_come_back() {
     assert_eq!((names(&clusters), gone.load(Ordering::Relaxed)), (vec!["a".to_owned()], 1));
 }
 
-/// A31, S4: the config of the policy at the root. The same clusters are the same config, and a cluster that stays is the
-/// same child.
+/// A31: config of the root policy. Equal clusters give the same config, and a retained cluster keeps the same child.
 #[test]
 fn one_child_per_cluster() {
     let config = lb_config(&["orders".into(), "pay \"eu\"".into()], None);

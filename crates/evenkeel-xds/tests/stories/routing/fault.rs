@@ -1,4 +1,4 @@
-//! Fault injection, as a decision.
+//! Fault injection: the decision for one call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn delay(kind: FaultDelaySecifier, percentage: impl Into<Option<FractionalPercen
     }
 }
 
-/// Delay in milliseconds and code of the fault of one call; nothing if there is none.
+/// Returns the delay in milliseconds and the code of a call's fault, if it has one.
 fn decide(
     config: &FaultConfig,
     headers: &[(&str, &str)],
@@ -62,7 +62,7 @@ fn hits(config: &FaultConfig, headers: &[(&str, &str)]) -> usize {
     (0..100_000).filter(|entropy| decide(config, headers, *entropy).is_some()).count()
 }
 
-/// RT-3: HTTP statuses become gRPC codes, and 200 is UNKNOWN; OK is OK.
+/// RT-3: HTTP statuses become gRPC codes, 200 becomes UNKNOWN, and the gRPC code OK stays OK.
 #[test]
 fn codes() {
     let code = |kind| decide(&parsed(&abort(kind, share(100, HUNDRED))), &[], 0).and_then(|(_, code)| code);
@@ -91,7 +91,7 @@ fn codes() {
     assert_eq!(injected.abort.map(|status| status.to_string()).unwrap(), "Ok: ended by fault injection");
 }
 
-/// RT-3: the share of calls, in each unit; delay and abort are drawn each by itself.
+/// RT-3: faults hit the configured fraction of calls, in each denominator. Delay and abort are drawn independently.
 #[test]
 fn shares() {
     let config = HttpFault {
@@ -119,7 +119,7 @@ fn shares() {
     assert_eq!(hits(&parsed(&HttpFault::default()), &[]), 0);
 }
 
-/// RT-3: a call may ask for its fault, where the config lets it.
+/// RT-3: headers of a call set its abort, if the config allows it.
 #[test]
 fn headers_ask_for_aborts() {
     let config = parsed(&abort(ErrorType::HeaderAbort(HeaderAbort {}), share(100, HUNDRED)));
@@ -132,7 +132,7 @@ fn headers_ask_for_aborts() {
     check(&[(grpc, "5")], Some(Code::NotFound));
     check(&[(grpc, "0")], Some(Code::Ok));
     check(&[(grpc, "5"), (http, "404")], Some(Code::Unimplemented));
-    // What is invalid counts as absent; of several the last.
+    // Invalid values count as absent. The last of several values counts.
     check(&[(grpc, "5"), (http, "many")], Some(Code::NotFound));
     check(&[(grpc, "5"), (http, "99")], Some(Code::NotFound));
     check(&[(grpc, "17")], None);
@@ -144,7 +144,7 @@ fn headers_ask_for_aborts() {
     assert_eq!(decide(&fixed, &[(grpc, "5")], 0), Some((None, Some(Code::Cancelled))));
 }
 
-/// RT-3
+/// RT-3: headers of a call set its delay, if the config allows it.
 #[test]
 fn headers_ask_for_delays() {
     let config = parsed(&delay(FaultDelaySecifier::HeaderDelay(HeaderDelay {}), share(100, HUNDRED)));
@@ -156,7 +156,7 @@ fn headers_ask_for_delays() {
     assert_eq!(decide(&config, &[], 0), None);
 }
 
-/// RT-3: a call may lower its share, in the unit of the config, but never raise it.
+/// RT-3: a header may lower the fraction of calls, in the unit of the config, but never raise it.
 #[test]
 fn headers_lower_the_share() {
     let check = |name: &str, config: HttpFault, ask: (&str, &str)| {
@@ -184,7 +184,7 @@ fn headers_lower_the_share() {
     assert!(hits(&fine, &ask).abs_diff(10_000) < 500, "the header counts in millionths as the config does");
 }
 
-/// RT-3: only so many faults at once, in the whole process, whichever config put them in.
+/// RT-3: the number of active faults is limited per process, over all configs.
 #[test]
 fn active_faults_are_counted() {
     let config = |max| {
@@ -208,7 +208,7 @@ fn active_faults_are_counted() {
     drop((third, again));
     assert_eq!(active.count(), 0);
     assert!(none.decide(&call, &active).is_none());
-    // A call that is spared does not count.
+    // A call without a fault does not count as active.
     let spared = parsed(&abort(ErrorType::GrpcStatus(1), share(0, HUNDRED)));
     assert!(spared.decide(&call, &active).is_none());
     assert_eq!(active.count(), 0);

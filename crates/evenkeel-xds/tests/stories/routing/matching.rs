@@ -1,4 +1,4 @@
-//! Which calls a route takes.
+//! Route matching by path, headers and fraction.
 
 use evenkeel_proto::envoy::config::core::v3::RuntimeFractionalPercent;
 use evenkeel_proto::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier::{
@@ -20,7 +20,7 @@ fn takes(change: impl FnOnce(&mut RouteMatch), path: &str, headers: &[(&str, &st
     way(&selector([matching(change)]), path, headers, entropy).is_ok()
 }
 
-/// A28
+/// A28: paths match by prefix, exact path and regular expression, case-sensitive or not.
 #[test]
 fn paths() {
     let check = |specifier: &PathSpecifier, case_sensitive: Option<bool>, yes: &[&str], no: &[&str]| {
@@ -45,19 +45,19 @@ fn paths() {
     check(&exact("/a/B"), None, &["/a/B"], &["/a/b", "/a/B/", "/a"]);
     check(&exact("/a/B"), Some(false), &["/a/b", "/A/B"], &["/a/b/"]);
     check(&exact(""), None, &[], &["/"]);
-    // A regular expression is for the whole path, and has its own notion of case.
+    // A regular expression matches the whole path, and sets its own case sensitivity.
     check(&matching("/a/[bc]"), None, &["/a/b", "/a/c"], &["/a/bc", "/a/d", "/x/a/b"]);
     check(&matching("/a|/ab"), None, &["/a", "/ab"], &["/abc"]);
     check(&matching("/a/b"), Some(false), &["/a/b"], &["/A/b"]);
     check(&matching("(?i)/a/b"), None, &["/A/b"], &[]);
-    // RE2's classes are ASCII; classes of Unicode are there if asked for.
+    // RE2's classes are ASCII. Unicode classes are available explicitly.
     check(&matching(r"/\w+\d"), None, &["/ab1"], &["/é1", "/a٣"]);
     check(&matching(r"/\pL+"), None, &["/é"], &["/1"]);
     check(&matching("/é."), None, &["/éa"], &["/e"]);
     check(&matching("(?m)/a$"), None, &["/a"], &["/a\n/b"]);
 }
 
-/// VAL-R6, RT-2: every kind of test on a header, plain and inverted.
+/// VAL-R6, RT-2: every kind of header matcher, plain and inverted.
 #[test]
 fn headers() {
     type Values<'a> = &'a [&'a str];
@@ -76,7 +76,7 @@ fn headers() {
                 );
             }
         }
-        // A41: an absent header matches nothing, inverted or not.
+        // A41: an absent header does not match, inverted or not.
         for matcher in [header("x-h", test.clone()), inverted] {
             assert!(!takes(|m| m.headers = vec![matcher], "/", &[("x-other", "y")], 0), "absent: {test:?}");
         }
@@ -107,7 +107,7 @@ fn headers() {
     );
 }
 
-/// RT-2: presence is the one test that an absent header can pass.
+/// RT-2: `present_match` is the only matcher that an absent header can satisfy.
 #[test]
 fn presence() {
     for (present_match, invert_match, if_present, if_absent) in [
@@ -122,9 +122,9 @@ fn presence() {
     }
 }
 
-/// VAL-R6: several values are one; only custom metadata is seen, and never what is binary.
+/// VAL-R6: several values are joined. Only custom metadata and content-type are matched, never binary headers.
 #[test]
-fn what_is_seen_of_headers() {
+fn visible_headers() {
     let takes =
         |matcher: HeaderMatcher, sent: &[(&str, &str)]| takes(|m| m.headers = vec![matcher], "/", sent, 0);
     let exact = |name: &str, value: &str| header(name, ExactMatch(value.to_owned()));
@@ -145,7 +145,7 @@ fn what_is_seen_of_headers() {
     assert!(!takes(exact("content-type", "application/grpc"), &[("content-type", "application/grpc+proto")]));
 }
 
-/// A28: a route takes a call only if all of its headers match.
+/// A28: a route matches only if all of its header matchers do.
 #[test]
 fn all_headers_must_match() {
     let both = |m: &mut RouteMatch| {
@@ -156,7 +156,8 @@ fn all_headers_must_match() {
     assert!(!takes(both, "/", &[("a", "1"), ("b", "1")], 0));
 }
 
-/// RT-2: so many in a hundred, ten thousand or a million; none is none and all is all.
+/// RT-2: a fraction in each denominator matches its part of the calls. Zero matches none, and the maximum matches
+/// all.
 #[test]
 fn fractions() {
     const CALLS: u64 = 100_000;
@@ -183,7 +184,7 @@ fn fractions() {
 }
 
 proptest! {
-    /// Texts in any case are as lower-case ones.
+    /// A matcher that ignores case equals one on the lower-case value.
     #[test]
     fn case_does_not_matter_when_ignored(pattern in "[aAbB.]{1,3}", value in "[aAbB.]{0,5}") {
         let (lower, in_lower) = (pattern.to_lowercase(), value.to_lowercase());

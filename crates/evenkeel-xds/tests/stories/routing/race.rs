@@ -1,4 +1,4 @@
-//! Route changes during calls.
+//! Route changes concurrent with calls.
 
 #![expect(clippy::disallowed_methods, reason = "these stories are about threads")]
 
@@ -15,8 +15,8 @@ use super::{quiet, selector_of};
 use crate::listener::accepted;
 use crate::route::{routes, to_weighted};
 
-/// CM-5, CM-7: routes are replaced thousands of times under three threads that route calls and hold on to some. No call
-/// ever has a cluster that the balancing config does not.
+/// CM-5, CM-7: routes are replaced thousands of times while three threads route calls and hold some. Every call's
+/// cluster is in the balancing config.
 #[test]
 fn no_call_loses_its_cluster() {
     const CHANGES: usize = 3_000;
@@ -61,7 +61,7 @@ fn no_call_loses_its_cluster() {
                         assert!(config.contains(selected.cluster().name()), "{selected:?} not in {config:?}");
                     }
                     drop(config);
-                    // The thread that changes routes must get its turn, too.
+                    // Yield to the thread that changes the routes.
                     std::thread::yield_now();
                     calls.fetch_add(1, Ordering::Relaxed);
                 }
@@ -72,7 +72,7 @@ fn no_call_loses_its_cluster() {
         while changes < CHANGES || calls.load(Ordering::Relaxed) < CHANGES {
             changes += 1;
             let selector = Arc::new(selector_of(&listeners[changes % 4], &clusters));
-            // A31: first the policy, then the selector.
+            // A31: the policy is updated before the selector.
             *balancing.write().unwrap() = names();
             *published.write().unwrap() = selector;
             let gone = idle.load(Ordering::SeqCst);
@@ -88,10 +88,9 @@ fn no_call_loses_its_cluster() {
     assert_eq!(names().len(), 3, "those of the routes in use");
 }
 
-/// CM-5: a cluster is taken and given back by many at once; whoever has it finds it among the names, and in the end
-/// nobody does.
+/// CM-5: threads acquire and release a cluster concurrently. It is active while it is held, and idle in the end.
 #[test]
-fn taking_and_giving_back_at_once() {
+fn clusters_are_acquired_and_released_concurrently() {
     let clusters = quiet();
     let name: Arc<str> = "c".into();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Deleted resources that others still name: the grace period, from bytes to picks.
+//! Deleted resources that other resources still name: the grace period, from bytes to picks.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const REMOVED: &str =
     r#"drop Unavailable: cluster "a": does not exist: xDS server "one" removed it (xDS node id "me")"#;
 
 impl TestMesh {
-    /// The cluster `a` serves calls, in this variant.
+    /// Returns a mesh in which the cluster `a` serves calls, in this variant.
     fn serving_in(variant: XdsVariant) -> TestMesh {
         let mut mesh = TestMesh::with(bootstrap(&["one"]), variant).with_all_of_a();
         assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
@@ -23,7 +23,7 @@ impl TestMesh {
         mesh
     }
 
-    /// The control plane deletes a resource, in the words of the variant.
+    /// Deletes a resource in the form of the variant.
     fn delete(&mut self, kind: ResourceType, name: &str) {
         self.version += 1;
         self.plane.sends("one", reply(kind, &self.version.to_string(), &[]).removing(&[name]));
@@ -35,7 +35,7 @@ impl TestMesh {
         self.follow();
     }
 
-    /// The cluster `a` as CSDS shows it.
+    /// Returns the cluster `a` as CSDS dumps it.
     fn shown(&self) -> GenericXdsConfig {
         let dump = self.plane.client.dump("scope", |_| Timestamp::default());
         let of_a = |config: &GenericXdsConfig| config.type_url == Cds.type_url() && config.name == "a";
@@ -68,15 +68,15 @@ fn a_cluster_deleted_before_the_routes_move() {
     }
 }
 
-/// fault 24, CM-6: routes that still name the cluster after the grace period lose their calls, as A53 has it. The calls are
-/// answered again with the response that brings it back.
+/// fault 24, CM-6: when the grace period ends, calls on routes that still name the cluster fail, as in A53. They
+/// succeed again with the response that contains the cluster.
 #[test]
 fn a_deleted_cluster_fails_after_the_grace_period() {
     for variant in VARIANTS {
         let mut mesh = TestMesh::serving_in(variant);
         mesh.delete(Cds, "a");
         mesh.passes(Duration::from_millis(600));
-        // State of the world repeats the deletion with every response.
+        // In state of the world, every response repeats the deletion.
         mesh.delete(Cds, "a");
         mesh.plane.nearly_passes(Duration::from_millis(400));
         mesh.follow();
@@ -95,8 +95,8 @@ fn a_deleted_cluster_fails_after_the_grace_period() {
     }
 }
 
-/// fault 24: a cluster that returns within the grace period was never away: its connection stays, and no note of the deletion
-/// is left.
+/// fault 24: a cluster that returns within the grace period keeps its connection, and no note of the deletion
+/// remains.
 #[test]
 fn a_deleted_cluster_that_returns_in_time() {
     for variant in VARIANTS {
@@ -116,7 +116,7 @@ fn a_deleted_cluster_that_returns_in_time() {
     }
 }
 
-/// fault 24: endpoints and route configurations can be deleted in the delta variant, and have the same grace period.
+/// fault 24: in the delta variant, deleted endpoints and route configurations have the same grace period.
 #[test]
 fn deleted_endpoints_and_routes_have_a_grace_period() {
     for kind in [Eds, Rds] {
@@ -132,8 +132,7 @@ fn deleted_endpoints_and_routes_have_a_grace_period() {
     }
 }
 
-/// DE-2, DE-3: no grace period for listeners, which only the target names; where the bootstrap asks for failures; and where the
-/// period is zero.
+/// DE-2, DE-3: there is no grace period for listeners, with `fail_on_data_errors`, or if the period is zero.
 #[test]
 fn deletions_without_a_grace_period() {
     let mut mesh = TestMesh::serving();
@@ -157,7 +156,7 @@ fn deletions_without_a_grace_period() {
     assert_eq!(mesh.call("/s/m"), REMOVED);
 }
 
-/// DE-6: CSDS and the metrics show that the cluster is deleted, and that it is in use for as long as it is.
+/// DE-6: CSDS and the metrics show that the cluster is deleted, and that it is in use during the grace period.
 #[test]
 fn csds_shows_a_deletion_in_its_grace_period() {
     let mut mesh = TestMesh::serving();
@@ -183,7 +182,8 @@ fn csds_shows_a_deletion_in_its_grace_period() {
     assert_eq!(state(&mesh), Some(CacheState::DoesNotExist));
 }
 
-/// DE-2: an invalid version is a version, so the cluster exists again and the one before it stays in use.
+/// DE-2: a rejected version ends the grace period, because the cluster exists again. The previous version stays in
+/// use.
 #[test]
 fn an_invalid_version_ends_a_grace_period() {
     let mut mesh = TestMesh::serving();
