@@ -37,7 +37,7 @@ enum ReadPlan {
     Stop(usize),
     /// Reads this many bytes and drops the stream.
     Cancel(usize),
-    /// Never asks for the head of the response.
+    /// Never polls for the head of the response.
     Ignore,
 }
 
@@ -156,7 +156,8 @@ impl RunPlan {
         let final_window = self.window_changes.last().copied().unwrap_or(self.server_window);
         let smallest = self.server_window.min(self.server_connection_window);
         let smallest = self.window_changes.iter().fold(smallest, |all, change| all.min(*change));
-        // The connection's window begins at 65,535 whatever the server wants; what is hoarded counts against it.
+        // The connection's window begins at 65,535, independent of the server's settings. Hoarded data counts against
+        // it.
         let mut hoardable = 65_535.min(self.server_connection_window as usize);
         for call in &mut self.calls {
             call.download = call.download.min(self.stream_window as usize * 200);
@@ -196,7 +197,7 @@ fn name(text: &'static str) -> HeaderName {
     HeaderName::from_static(text)
 }
 
-/// The plan of a call as request headers: the server does what the request asks for.
+/// Returns the plan of a call as request headers, which the server follows.
 fn request_headers(index: usize, call: &CallPlan) -> HeaderMap {
     HeaderMap::from_iter([
         (name("index"), HeaderValue::from(index)),
@@ -309,7 +310,7 @@ fn open(sender: &SendRequest, index: usize, call: &CallPlan) -> Result<(SendStre
     })
 }
 
-/// Sends the request body. Ends early if the stream takes no more, which is not an error here: the reader finds the cause.
+/// Sends the request body. Ends early if the stream is closed, which is no error here: the reader detects the cause.
 async fn upload(mut stream: SendStream, index: usize, call: CallPlan) {
     let mut sent = 0;
     while sent < call.upload_len {
@@ -396,7 +397,7 @@ async fn read(
     None
 }
 
-/// Waits, and fails if nothing in the run can proceed any more.
+/// Waits for a result, and fails if the run has stalled.
 async fn unless_stalled<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(STALL, work).await.unwrap_or_else(|_| panic!("stalled: {what}"))
 }
@@ -485,7 +486,7 @@ fn plain_run(calls: Vec<CallPlan>) -> RunPlan {
     }
 }
 
-/// Two consumers pause with 1.4 MB unread each; small calls beside them go on as if they were alone.
+/// Two consumers pause with 1.4 MB unread each, and small calls beside them are not delayed.
 #[test]
 fn two_slow_readers_do_not_stop_a_connection() {
     let slow = CallPlan { read: ReadPlan::Stop(1), download: 1_400_000, ..plain_call() };

@@ -1,5 +1,5 @@
-//! The checks of the fuzz target, on generated cases with every test run: frames of all kinds in any order, a good answer
-//! with some of its bytes changed, and bytes of no kind.
+//! Checks of the fuzz target, on generated cases in every test run: frames of all kinds in any order, valid responses
+//! with a few bytes changed, and arbitrary bytes.
 
 #[path = "../../../tools/fuzz/src/http2.rs"]
 pub mod http2;
@@ -13,7 +13,8 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&len[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// Settings, and good answers to all three calls: one at once, one in pieces, one with a first answer before it.
+/// Returns SETTINGS and valid responses to all three calls: in few frames, in many frames after an interim response,
+/// and trailers-only.
 fn good() -> Vec<u8> {
     let head = b"\x88\x40\x0ccontent-type\x10application/grpc";
     let again = b"\x88\xbe";
@@ -36,12 +37,12 @@ fn good() -> Vec<u8> {
     .concat()
 }
 
-/// Each byte of a good answer may be another, or the last.
+/// A valid response with any one byte changed, or truncated at any byte, causes no panic.
 #[test]
-fn every_byte_of_an_answer_may_be_another() {
+fn every_response_survives_changed_bytes() {
     let good = good();
     for piece in [1, 7, usize::MAX] {
-        assert_eq!(check_connection(&good, piece), 3, "all are answered");
+        assert_eq!(check_connection(&good, piece), 3, "every call has a response");
     }
     let mut heads = [0; 4];
     for at in 0..good.len() {
@@ -78,7 +79,7 @@ proptest! {
     }
 
     #[test]
-    fn a_good_answer_with_changes(changes in prop::collection::vec((any::<Index>(), any::<u8>()), 1..6), piece in 1..300_usize) {
+    fn valid_responses_with_changed_bytes(changes in prop::collection::vec((any::<Index>(), any::<u8>()), 1..6), piece in 1..300_usize) {
         let mut bytes = good();
         for (at, byte) in changes {
             let at = at.index(bytes.len());
@@ -88,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_of_no_kind(bytes in prop::collection::vec(any::<u8>(), 0..500)) {
+    fn arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..500)) {
         check_connection(&bytes, usize::MAX);
     }
 
@@ -98,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn header_blocks_of_no_kind(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_header_blocks(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         check_header_blocks(&bytes);
     }
 

@@ -1,8 +1,8 @@
 //! Bound on the work that a byte of a hostile server causes.
 //!
-//! Each scenario floods a connection that has 1,000 open streams. The instructions of the whole process are counted by
-//! valgrind, and those of a run without the flood are subtracted. Instructions do not depend on the machine's load. Without
-//! valgrind the scenarios run uncounted, and the test says so.
+//! Each scenario floods a connection that has 1,000 open streams. The instructions of the whole process are counted
+//! by valgrind, and those of a run without the flood are subtracted. Instructions do not depend on the machine's
+//! load. Without valgrind the scenarios run uncounted, and the test prints that.
 
 #[path = "common/memory_io.rs"]
 mod memory_io;
@@ -17,8 +17,8 @@ use http::HeaderMap;
 
 use self::memory_io::{MemoryIo, request};
 
-/// Maximum number of instructions per byte, in the build that tests use. One limit for all scenarios: a flood must not pay,
-/// whatever it is made of. Header fields of four bytes cost the most, 300 to 430; most frames cost 10 to 70.
+/// Maximum number of instructions per byte, in the build that tests use. One limit holds for all scenarios, so no
+/// kind of flood pays off. Header fields of four bytes cost the most, 300 to 430. Most frames cost 10 to 70.
 const MAX_PER_BYTE: u64 = 600;
 
 /// Number of open streams, each with data that waits for its window.
@@ -75,7 +75,7 @@ fn scenarios() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Returns what is sent in a flood of these frames.
+/// Returns the bytes of a flood of these frames.
 fn flood(frames: &[u8]) -> Vec<u8> {
     if frames.is_empty() { Vec::new() } else { frames.repeat(LENGTH.div_ceil(frames.len())) }
 }

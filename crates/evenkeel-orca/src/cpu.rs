@@ -683,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_that_does_not_tell_the_time_of_a_process_is_named() {
+    fn a_system_without_process_times_is_named() {
         let host = Host::new();
         assert_eq!(
             host.meter.counts(None).unwrap_err(),
@@ -693,7 +693,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_nonsense(
+        fn arbitrary_text_gives_a_valid_utilization(
             stat in "(cpu[0-9]{0,2}( [0-9]{0,20}){0,6}\n){0,4}",
             status in "Cpus_allowed_list:\t[0-9,-]{0,12}\n",
             mountinfo in "(1 2 3 /[a./]{0,3} /[a/]{0,3} x - cgroup2 x\n){0,2}",
@@ -731,7 +731,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn this_machine_tells() {
+    fn this_machine_is_measured() {
         let started = std::time::Instant::now();
         let mut meter = KernelCounters::new();
         assert_eq!(meter.utilization(Duration::ZERO), None);

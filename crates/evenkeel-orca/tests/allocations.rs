@@ -1,4 +1,4 @@
-//! What reading a report costs in memory, and what the layer adds to a call, counted by the allocator.
+//! Memory that parsing a load report allocates, and that the layer adds to a call, counted by the allocator.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -19,8 +19,8 @@ use tower_service::Service;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A report of numbers is decoded and read without memory of its own. One with a name costs two allocations: the name,
-/// and the list's first place.
+/// Parsing a report of numbers allocates nothing. A report with a name takes two allocations: the name, and the
+/// list's first entry.
 #[test]
 fn a_report_of_numbers_is_read_without_memory() {
     let numbers = OrcaLoadReport {
@@ -41,8 +41,9 @@ fn a_report_of_numbers_is_read_without_memory() {
     }
 }
 
-/// The layer adds no allocation to a call: its trailer is shared with other calls. A handler that asks takes one, which it and the
-/// layer share, and for a cost that is recorded four more: the cost's name, the map's node, and the call's own report in bytes and in letters.
+/// The layer adds no allocation to a call, because calls share the trailer. A handler that requests its recorder
+/// takes one. A recorded cost takes four more: the cost's name, the map's node, and the call's own report in bytes
+/// and in base64.
 #[test]
 fn the_layer_adds_no_allocation_to_a_call() {
     let load = ServerLoad::builder().without_cpu().window(NEVER).build();
@@ -54,7 +55,7 @@ fn the_layer_adds_no_allocation_to_a_call() {
     let (allocations, report) = second_call(load.layer().layer(Echo { cost: None }));
     assert_eq!((allocations - bare, report), (0, Some(load.report())));
 
-    // It asks, and what it says is no cost.
+    // The handler requests its recorder, and records an invalid cost.
     let (allocations, report) = second_call(load.layer().layer(Echo { cost: Some(f64::NAN) }));
     assert_eq!((allocations - bare, report), (1, Some(load.report())));
 
@@ -64,10 +65,10 @@ fn the_layer_adds_no_allocation_to_a_call() {
     assert_eq!((allocations - bare, report), (5, Some(expected)));
 }
 
-/// Longer than a test: no call ends a window.
+/// Longer than any test, so no call ends a window.
 const NEVER: Duration = Duration::from_secs(3_600);
 
-/// The allocations of a service's second call, from the request to the trailers, and the report in these.
+/// Returns the allocations of a service's second call, and the report in its trailers.
 fn second_call<S, B>(mut service: S) -> (u64, Option<OrcaLoadReport>)
 where
     S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
@@ -81,25 +82,25 @@ where
     call()
 }
 
-/// The message that was read.
+/// Decodes the parsed report as the original message.
 fn in_full(reading: ParsedReport) -> Option<OrcaLoadReport> {
     assert_eq!(reading.ignored, None);
     reading.report.map(|report| OrcaLoadReport::decode(&*report.encode_to_vec()).expect("the same message"))
 }
 
-/// The trailers of an answer that is there at once.
+/// Returns the trailers of a response that is ready at once.
 fn answer<B: Body<Data = Bytes, Error = Infallible>>(
     future: impl Future<Output = Result<Response<B>, Infallible>>,
 ) -> HeaderMap {
     let mut cx = Context::from_waker(Waker::noop());
-    let Poll::Ready(Ok(response)) = pin!(future).poll(&mut cx) else { panic!("no answer") };
+    let Poll::Ready(Ok(response)) = pin!(future).poll(&mut cx) else { panic!("no response") };
     let Poll::Ready(Some(Ok(frame))) = pin!(response.into_body()).poll_frame(&mut cx) else {
         panic!("no frame")
     };
     frame.into_trailers().expect("trailers")
 }
 
-/// Answers with trailers alone, after its handler has recorded a cost or not.
+/// Responds with trailers only, after an optional recorded cost.
 struct Echo {
     cost: Option<f64>,
 }

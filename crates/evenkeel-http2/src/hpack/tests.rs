@@ -91,7 +91,7 @@ fn blocks_that_are_none_are_refused() {
 /// A field that no response may have marks the block. It keeps its place in the table, so that later indices stay
 /// valid.
 #[test]
-fn nonsense_is_noted_and_keeps_its_place() {
+fn invalid_fields_keep_their_place() {
     let mut decoder = HpackDecoder::default();
     // An upper-case name, a value with a line break, a pseudo-header of requests; then a valid field.
     for (text, name) in
@@ -167,7 +167,7 @@ fn encode(encoder: &mut HpackEncoder, headers: &HeaderMap) -> Vec<u8> {
 
 /// Fields of every request take one byte each from the second request on. Fields that always change are never indexed.
 #[test]
-fn what_is_said_again_is_short() {
+fn repeated_fields_are_indexed() {
     let mut encoder = HpackEncoder::default();
     let request = |id: usize| {
         HeaderMap::from_iter([

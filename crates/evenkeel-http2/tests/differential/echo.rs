@@ -74,7 +74,7 @@ async fn run(requests: Vec<RequestPlan>, table_size: u32) {
             extra_headers: &[],
             end_stream: true,
         };
-        // The first request goes out before the server's table size is known, the others after.
+        // The first request is sent before the server's table size is known, the others after.
         let (_send, mut recv) = sender.send(&request).expect("the connection is open");
         let mut head = poll_fn(|cx| recv.poll_head(cx)).await.expect("a response");
         assert_eq!(head.headers.remove("x-path").expect("the path"), plan.path);

@@ -319,7 +319,8 @@ impl ScriptPlan {
     }
 }
 
-/// Returns true if the outcomes of a call may differ. Every arm names the reason; whatever no arm names is a failure.
+/// Returns true if the outcomes of a call may differ. Every arm states the reason, and a difference without an arm is
+/// a failure.
 ///
 /// `all_ours` are the outcomes of all calls of the run.
 fn is_permitted(plan: &ScriptPlan, index: usize, all_ours: &[CallOutcome], theirs: &CallOutcome) -> bool {
@@ -343,15 +344,15 @@ fn is_permitted(plan: &ScriptPlan, index: usize, all_ours: &[CallOutcome], their
             ConnectionError(FLOW_CONTROL_ERROR | FRAME_SIZE_ERROR | COMPRESSION_ERROR),
             ConnectionError(PROTOCOL_ERROR),
         ) => true,
-        // h2 ends the connection for some malformed responses, for example DATA before HEADERS or `:status: abc`. RFC 9113,
-        // section 8.1.1, has them as stream errors, and the other calls of a connection should not suffer. Our client must
-        // have seen the error in the same run.
+        // h2 ends the connection for some malformed responses, for example DATA before HEADERS or `:status: abc`. By
+        // RFC 9113, section 8.1.1, they are stream errors, and the other calls of a connection should not suffer. Our
+        // client must have detected the error in the same run.
         (_, ConnectionError(PROTOCOL_ERROR))
             if all_ours.iter().any(|call| matches!(call.end, StreamError(_))) =>
         {
             true
         }
-        // The same for frames behind the end of a response: our client ignores them once it has forgotten the stream, which
+        // The same for frames after the end of a response. Our client ignores them once the stream is evicted, which
         // RFC 9113, section 5.1, permits ("closed").
         (_, ConnectionError(PROTOCOL_ERROR | STREAM_CLOSED)) if plan.has_frame_after_end() => true,
         // The server resets a stream that the client has reset before. Our client reports the first of the two.
@@ -359,27 +360,29 @@ fn is_permitted(plan: &ScriptPlan, index: usize, all_ours: &[CallOutcome], their
         // h2 ignores WINDOW_UPDATE for a stream whose request is complete. RFC 9113, sections 6.9 and 6.9.1, make no exception
         // for an increment of 0, nor for a window beyond the maximum.
         (StreamError(PROTOCOL_ERROR | FLOW_CONTROL_ERROR), _) if plan.has_invalid_update(stream) => true,
-        // h2 accepts pseudo-header fields and any content-length in trailers, ignores whatever is in an interim response, also its END_STREAM, and cuts
-        // trailers beyond the limit. RFC 9113, section 8.1, does not permit the first two, and a part of trailers is no status.
+        // h2 accepts pseudo-header fields and any content-length in trailers. It ignores the content of interim
+        // responses, END_STREAM included, and truncates trailers beyond the limit. RFC 9113, section 8.1, does not
+        // permit the first two, and truncated trailers may lack the status.
         (StreamError(PROTOCOL_ERROR), _) if plan.has_odd_headers(stream) => true,
         // h2 counts the body against the content-length of an interim response, which is not that of the final one.
         (_, StreamError(PROTOCOL_ERROR)) if plan.has_interim_length(stream) => true,
-        // A stream's window is returned while the response is read, and both clients choose the moment. A server that exceeds
-        // the first window may have been given more by one of them.
+        // A stream's window is returned while the response is read, and both clients choose the moment. One of them
+        // may have granted more to a server that exceeds the first window.
         _ if plan.reads_early && plan.exceeds_window(stream) => true,
-        // h2 looks at the fields of a response before it looks for the stream, takes SETTINGS_ENABLE_PUSH of a server, and
-        // ignores a push on a stream that it has reset and a malformed block without its end. RFC 9113, sections 5.1, 6.5.2, 8.4
-        // and 6.10, have all of them as connection errors.
+        // h2 validates the fields of a response before it looks up the stream, and accepts SETTINGS_ENABLE_PUSH from
+        // a server. It ignores a push on a stream that it has reset, and a malformed block without its end. By RFC
+        // 9113, sections 5.1, 6.5.2, 8.4 and 6.10, all of these are connection errors.
         (ConnectionError(PROTOCOL_ERROR), _) if plan.has_connection_error() => true,
-        // An INITIAL_WINDOW_SIZE with which the window of a stream exceeds the maximum is a connection error by RFC 9113, section
-        // 6.9.2; h2 resets the stream.
+        // An INITIAL_WINDOW_SIZE that makes a stream's window exceed the maximum is a connection error by RFC 9113,
+        // section 6.9.2. h2 resets the stream.
         (ConnectionError(FLOW_CONTROL_ERROR), _) if plan.changes_windows() => true,
-        // An empty DATA frame without END_STREAM says nothing, and our client does not look for its stream. h2 ends the
-        // connection if that is idle.
+        // An empty DATA frame without END_STREAM has no effect, and our client does not look up its stream. h2 ends
+        // the connection if that is idle.
         (_, ConnectionError(PROTOCOL_ERROR)) if plan.has_empty_data() => true,
-        // The script ends within a header block. h2 decodes the part that has come; our client waits for END_HEADERS.
+        // The script ends within a header block. h2 decodes the part that it received, our client waits for
+        // END_HEADERS.
         (CallEnd::Closed, ConnectionError(_)) if plan.ends_within_block() => true,
-        // The script ends within the head of a frame. h2 looks at the length before the head is complete.
+        // The script ends within the header of a frame. h2 checks the length before the header is complete.
         (CallEnd::Closed, ConnectionError(FRAME_SIZE_ERROR)) => true,
         _ => false,
     }

@@ -1,4 +1,4 @@
-//! With a real server.
+//! Stories with a server of the crate `h2`.
 
 use bytes::Bytes;
 use evenkeel_http2::{Error, Reason};
@@ -8,8 +8,8 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// Answers every request with its own body, its header `id` and its path, in pieces as they come. A path that ends with
-/// a number resets the stream with that code.
+/// Serves every request with its own body, its header `id` and its path, frame by frame. A path that ends with a
+/// number resets the stream with that code.
 async fn serve(server: h2::server::Builder) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -46,7 +46,7 @@ pub(super) async fn echo(
     while let Some(piece) = body.data().await {
         let piece = piece?;
         body.flow_control().release_capacity(piece.len())?;
-        // It waits for the windows there.
+        // h2 queues the data until the window permits it.
         out.send_data(piece, false)?;
     }
     let trailers = id.into_iter().map(|id| (HeaderName::from_static("trailer-id"), id));
@@ -54,7 +54,7 @@ pub(super) async fn echo(
 }
 
 #[tokio::test]
-async fn a_call_is_answered() {
+async fn a_call_gets_its_response() {
     let client = Client::connect(serve(h2::server::Builder::new()).await, Http2Settings::default()).await;
     let (head, mut recv) = client.ask("hello").await.unwrap();
     assert_eq!(
@@ -67,9 +67,9 @@ async fn a_call_is_answered() {
     client.end().await.unwrap();
 }
 
-/// Hundreds at a time, each with what is its own: nothing goes to another, and the tables of both sides stay the same.
+/// With hundreds of concurrent calls, each gets its own response, and the header tables of both sides stay equal.
 #[tokio::test]
-async fn many_calls_at_once_keep_apart() {
+async fn concurrent_calls_get_their_own_responses() {
     let client = Client::connect(serve(h2::server::Builder::new()).await, Http2Settings::default()).await;
     let client = std::sync::Arc::new(client);
     let mut calls = tokio::task::JoinSet::new();
@@ -97,7 +97,7 @@ async fn many_calls_at_once_keep_apart() {
     std::sync::Arc::into_inner(client).unwrap().end().await.unwrap();
 }
 
-/// More than every window, both ways at once, with small windows on either side.
+/// Bodies larger than every window pass in both directions at once.
 #[tokio::test]
 async fn large_bodies_go_through_small_windows() {
     let mut server = h2::server::Builder::new();
@@ -110,14 +110,14 @@ async fn large_bodies_go_through_small_windows() {
         let (_, mut recv) = client.ask(body.clone()).await.unwrap();
         assert!(rest(&mut recv).await.unwrap().0 == body);
     };
-    // The server's own windows hold from its first answer on.
+    // The server's own windows apply from its first response on.
     client.ask("first").await.unwrap();
     within(async { tokio::join!(call(), call(), call()) }).await;
     client.end().await.unwrap();
 }
 
 #[tokio::test]
-async fn resets_tell_why() {
+async fn resets_carry_their_reason() {
     let client = Client::connect(serve(h2::server::Builder::new()).await, Http2Settings::default()).await;
     for reason in [Reason::REFUSED_STREAM, Reason::CANCEL, Reason::INTERNAL_ERROR] {
         let (_send, mut recv) =
@@ -129,9 +129,9 @@ async fn resets_tell_why() {
     client.end().await.unwrap();
 }
 
-/// Calls that are given up at any point cost nobody anything: the next ones have the windows for themselves.
+/// Calls that are cancelled at any point leak no window: later calls can use all of it.
 #[tokio::test]
-async fn calls_that_are_given_up_leave_nothing_behind() {
+async fn cancelled_calls_leak_no_window() {
     let settings = Http2Settings { connection_window: 65_535, ..Http2Settings::default() };
     let client = Client::connect(serve(h2::server::Builder::new()).await, settings).await;
     for round in 0..50 {
@@ -149,8 +149,8 @@ async fn calls_that_are_given_up_leave_nothing_behind() {
     client.end().await.unwrap();
 }
 
-/// Responses that are not read do not stop other streams: the connection window returns on receipt. The second row holds more
-/// than the whole connection window unread.
+/// Responses that are not read do not stop other streams, since the connection window is returned on receipt. In the
+/// second row, more than the whole connection window is unread.
 #[tokio::test]
 async fn paused_readers_do_not_stop_other_streams() {
     for (paused, size) in [(2, 1_400_000), (4, 1_900_000)] {
@@ -171,13 +171,13 @@ async fn paused_readers_do_not_stop_other_streams() {
     }
 }
 
-/// Requests that are refused before they are sent leave the header tables of both sides the same.
+/// Requests that are rejected before they are sent leave the header tables of both sides equal.
 #[tokio::test]
 async fn refused_requests_leave_header_tables_the_same() {
     let mut server = h2::server::Builder::new();
     server.max_header_list_size(2_000);
     let client = Client::connect(serve(server).await, Http2Settings::default()).await;
-    // The limit holds from the server's settings on.
+    // The limit applies from the server's SETTINGS on.
     client.ask("first").await.unwrap();
     for round in 0..100_u32 {
         let tenant = (HeaderName::from_static("tenant"), HeaderValue::from(round % 5));

@@ -1,4 +1,4 @@
-//! Stories of a connection: with a real server (h2), and with one that is played by hand and may do anything.
+//! Stories of a connection: with a real server (h2), and with a scripted one that can send any bytes.
 
 mod against_h2;
 mod memory;
@@ -20,14 +20,14 @@ use http::{HeaderMap, HeaderValue, Method};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-/// Only what hangs is ended by this.
+/// Maximum wait. Only a failing test reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn within<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, work).await.expect("it hangs")
 }
 
-/// A connection, and what it came to.
+/// A connection and the task that drives it.
 struct Client {
     sender: SendRequest,
     task: JoinHandle<Result<(), Error>>,
@@ -84,7 +84,7 @@ async fn data(recv: &mut RecvStream) -> Option<Result<Bytes, Error>> {
     within(poll_fn(|cx| recv.poll_data(cx))).await
 }
 
-/// The rest of an answer: its data in one piece, and its trailers.
+/// Returns the rest of a response: its data in one piece, and its trailers.
 async fn rest(recv: &mut RecvStream) -> Result<(Vec<u8>, Option<HeaderMap>), Error> {
     let mut all = Vec::new();
     while let Some(piece) = data(recv).await {

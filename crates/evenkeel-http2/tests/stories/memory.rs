@@ -73,7 +73,7 @@ fn id(at: usize) -> usize {
     2 * at + 1
 }
 
-/// A burst of small frames leaves nothing behind: buffers that grew are released when the connection is idle.
+/// After a burst of small frames, the buffers that grew are released when the connection is idle.
 #[test]
 fn burst_of_frames_releases_its_buffers() {
     let mut connection = Connection::open(1);
@@ -104,8 +104,8 @@ fn check_held(held: i64, unread: usize, streams: usize, what: &str) {
     assert!(held <= bound, "{what}: {held} bytes held for {unread} unread, at most {bound}");
 }
 
-/// Streams that are not read hold at most two bytes per byte of window, whatever the size of the frames and however the
-/// streams take turns.
+/// Streams that are not read hold at most two bytes per byte of window, whatever the size and the order of their
+/// frames.
 #[test]
 fn unread_data_holds_two_bytes_per_byte_of_window() {
     Connection::open(1);
@@ -132,7 +132,7 @@ fn unread_data_holds_two_bytes_per_byte_of_window() {
     }
 }
 
-/// A reader that pauses in the midst of a response does not hold what it has read.
+/// A reader that pauses in the middle of a response does not hold the data that it has read.
 #[test]
 fn partly_read_data_holds_two_bytes_per_byte_of_window() {
     Connection::open(1);

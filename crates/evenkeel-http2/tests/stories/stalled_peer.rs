@@ -1,4 +1,5 @@
-//! A peer that is connected and does not read, or grants no window. Whatever callers begin and cancel, memory stays bounded.
+//! A peer that is connected and does not read, or grants no window. Memory stays bounded, whatever calls are started
+//! and cancelled.
 
 use std::task::{Context, Waker};
 
@@ -70,7 +71,7 @@ fn cancelled_calls_leave_nothing_in_the_write_buffer() {
         let (held, ()) = Counting::during(|| {
             for call in 0..CALLS {
                 cancel_one(&sender, &headers, way);
-                // The driver runs between calls, or calls come faster than it runs.
+                // The driver runs between calls, or calls are started faster than it runs.
                 if call % 1_000 < 500 {
                     poll(&mut driver, true);
                 }
@@ -102,7 +103,7 @@ fn cancelled_calls_leave_no_streams_that_wait_for_the_window() {
     }
 }
 
-/// A connection to a peer that does not read yet, and the peer's end.
+/// Returns a connection to a peer that does not read yet, and the peer's end.
 fn stalled() -> (Client, DuplexStream) {
     let (mut io, peer) = tokio::io::duplex(100);
     let (sender, mut driver) = client(Http2Settings::default());
@@ -110,8 +111,8 @@ fn stalled() -> (Client, DuplexStream) {
     (Client { sender, task }, peer)
 }
 
-/// After a peer that did not read has come back, calls that waited meanwhile are answered, and new ones are. The header
-/// tables of both sides are the same: `h2` would end the connection otherwise.
+/// When a stalled peer reads again, queued and later calls get their responses. The header tables of both sides are
+/// equal: `h2` would otherwise end the connection.
 #[tokio::test]
 async fn calls_succeed_after_the_peer_reads_again() {
     let (client, peer) = stalled();
@@ -139,7 +140,7 @@ async fn calls_succeed_after_the_peer_reads_again() {
     }
     tokio::spawn(async move {
         let mut server = h2::server::Builder::new();
-        // The calls that were cancelled after their HEADERS were encoded are all on their way.
+        // The cancelled calls with encoded HEADERS are all in transit.
         server.max_pending_accept_reset_streams(CALLS).max_concurrent_reset_streams(CALLS);
         let mut connection = server.handshake::<_, Bytes>(peer).await.expect("a client");
         while let Some(Ok((request, respond))) = connection.accept().await {

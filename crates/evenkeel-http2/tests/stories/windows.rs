@@ -1,4 +1,4 @@
-//! Flow control, with a server that is played by hand.
+//! Flow control, with a scripted server.
 
 use evenkeel_http2::{Error, Reason};
 use testkit::net::frames::{Conn, Frame, Peer, flag, kind, setting};
@@ -14,7 +14,7 @@ pub(super) async fn pair(settings: Http2Settings, theirs: &[(u16, u32)]) -> (Cli
     (client, conn)
 }
 
-/// The next frame of this kind; others are passed over.
+/// Returns the next frame of this kind, and skips others.
 async fn next(conn: &mut Conn, kind: u8) -> Frame {
     within(async {
         loop {
@@ -31,7 +31,7 @@ fn update(stream: u32, by: u32) -> Frame {
     Frame::new(kind::WINDOW_UPDATE, 0, stream, by.to_be_bytes().to_vec())
 }
 
-/// Data waits for the windows of its stream and of the connection, and goes on when both are open.
+/// Data is sent only as far as the windows of both the stream and the connection permit.
 #[tokio::test]
 async fn data_waits_for_both_windows() {
     let (client, mut conn) = pair(Http2Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, 10)]).await;
@@ -40,7 +40,7 @@ async fn data_waits_for_both_windows() {
     assert_eq!(next(&mut conn, kind::DATA).await.payload.len(), 10);
     conn.send(update(1, 5)).await.unwrap();
     assert_eq!(next(&mut conn, kind::DATA).await.payload.len(), 5);
-    // A smaller window for all makes that of the stream negative; 5 more are needed before the next byte goes.
+    // A lower initial window makes the stream's window negative. 5 more bytes are needed before the next one is sent.
     conn.settings(&[(setting::INITIAL_WINDOW_SIZE, 5)]).await.unwrap();
     conn.send(update(1, 5)).await.unwrap();
     conn.ping().await.unwrap();
@@ -51,7 +51,7 @@ async fn data_waits_for_both_windows() {
     assert_eq!((last.payload.len(), last.flags), (7, flag::END_STREAM));
 }
 
-/// Whoever writes is told when there is room, and when nobody wants it any more.
+/// A writer is woken when there is capacity, and when the peer resets the stream.
 #[tokio::test]
 async fn writers_wait_for_room() {
     let (client, mut conn) = pair(Http2Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, 4)]).await;
@@ -75,9 +75,9 @@ async fn writers_wait_for_room() {
     assert_eq!(within(waiting).await.unwrap(), None);
 }
 
-/// The peer is told of what was read, in large steps, and not of what was not.
+/// WINDOW_UPDATE is sent for data that was read, in large steps, and not for unread data.
 #[tokio::test]
-async fn what_is_read_may_be_sent_again() {
+async fn read_data_returns_window() {
     let settings = Http2Settings { stream_window: 1_000, ..Http2Settings::default() };
     let (client, mut conn) = pair(settings, &[]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
@@ -96,9 +96,9 @@ async fn what_is_read_may_be_sent_again() {
     assert_eq!((told.stream, &told.payload[..]), (1, &800_u32.to_be_bytes()[..]));
 }
 
-/// A peer that sends more than it may is at fault: on a stream that one ends, on all of them the connection does.
+/// DATA beyond a stream's window resets the stream. A WINDOW_UPDATE beyond the maximum ends the connection.
 #[tokio::test]
-async fn more_than_the_window_is_refused() {
+async fn data_beyond_the_window_is_an_error() {
     let settings = Http2Settings { stream_window: 10, ..Http2Settings::default() };
     let (client, mut conn) = pair(settings, &[]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
@@ -114,20 +114,20 @@ async fn more_than_the_window_is_refused() {
             break;
         }
     }
-    // Nobody reads that stream: its data is given back at once, and there is no end to it.
+    // The stream has no reader, so the window of its data is returned at once.
     conn.ping().await.unwrap();
     let grown = update(0, u32::MAX >> 1);
     conn.send(grown).await.unwrap();
-    assert_eq!(within(conn.closed()).await, Some(3), "the window of the connection cannot grow so far");
+    assert_eq!(within(conn.closed()).await, Some(3), "the connection window exceeds its maximum");
     assert!(matches!(
         within(client.task).await.unwrap(),
         Err(Error::ConnectionError(Reason::FLOW_CONTROL_ERROR))
     ));
 }
 
-/// Data that is only padding takes of the windows and is given back.
+/// Padding consumes the windows and is returned to them.
 #[tokio::test]
-async fn padding_is_given_back() {
+async fn padding_is_returned_to_the_window() {
     let settings =
         Http2Settings { stream_window: 4_000, connection_window: 65_535, ..Http2Settings::default() };
     let (client, mut conn) = pair(settings, &[]).await;
@@ -157,13 +157,13 @@ async fn connection_window_counts_every_byte_once() {
     conn.respond_trailers(5, 0, &[]).await.unwrap();
     let [unread, cancelled, ended, refused]: [_; 4] = streams.try_into().unwrap();
     drop(cancelled);
-    // A second head makes the response malformed.
+    // A second response head makes the response malformed.
     conn.send(Frame::new(kind::HEADERS, flag::END_HEADERS, 7, vec![0x88])).await.unwrap();
 
     let padded: Vec<u8> = std::iter::once(100).chain([1; 899]).chain([0; 100]).collect();
     let (mut sent, mut returned) = (0, 0);
     for round in 0..240 {
-        // The unread stream takes its whole stream window; the others have none to keep.
+        // The unread stream retains its whole stream window. The others retain nothing.
         let stream = if round < 25 { 1 } else { [3, 5, 7][round % 3] };
         let (flags, payload) =
             if round % 2 == 0 { (flag::PADDED, padded.clone()) } else { (0, vec![1; 1_000]) };
@@ -185,8 +185,8 @@ async fn connection_window_counts_every_byte_once() {
     client.end().await.unwrap();
 }
 
-/// An empty DATA frame needs no window (RFC 9113, section 6.9.1): the end of a request goes out when the data before it uses up
-/// the window of the stream, or of the connection.
+/// An empty DATA frame needs no window (RFC 9113, section 6.9.1). END_STREAM is sent even if the data before it used
+/// up the window of the stream or of the connection.
 #[tokio::test]
 async fn end_of_request_needs_no_window() {
     const CONNECTION: usize = 65_535;

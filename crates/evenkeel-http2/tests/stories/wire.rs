@@ -13,9 +13,9 @@ fn headers(flags: u8, stream: u32, fields: &[(&str, &str)]) -> Frame {
     Frame::new(kind::HEADERS, flags, stream, block(fields))
 }
 
-/// What ends the connection, with the code that the peer is told. One stream is open.
+/// Each of these frames ends the connection with the expected error code. One stream is open.
 #[tokio::test]
-async fn what_breaks_the_protocol_ends_the_connection() {
+async fn connection_errors_end_the_connection() {
     let all = flag::END_HEADERS;
     let rows: &[(&str, Frame, u32)] = &[
         ("data for the connection", Frame::new(kind::DATA, 0, 0, "x"), code::PROTOCOL_ERROR),
@@ -72,9 +72,9 @@ fn setting_frame(name: u16, value: u32) -> Frame {
     Frame::new(kind::SETTINGS, 0, 0, payload)
 }
 
-/// What ends one stream, with the code that the peer is told; the other is answered.
+/// Each of these frames ends its stream with the expected error code, and the other stream gets its response.
 #[tokio::test]
-async fn what_is_wrong_with_a_stream_ends_that_stream() {
+async fn stream_errors_end_their_stream() {
     let all = flag::END_HEADERS;
     let end = all | flag::END_STREAM;
     let rows: &[(&str, &[Frame], u32)] = &[
@@ -159,9 +159,9 @@ async fn what_is_wrong_with_a_stream_ends_that_stream() {
     }
 }
 
-/// What is strange and allowed: unknown frames and settings, first answers, priorities, headers in pieces, frames in pieces.
+/// Unknown frames and settings, interim responses, PRIORITY, CONTINUATION and fragmented frames are accepted.
 #[tokio::test]
-async fn what_is_strange_and_allowed() {
+async fn unusual_frames_are_accepted() {
     let (client, mut conn) = pair(Http2Settings::default(), &[(0x99, 7)]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     within(conn.next_request()).await.unwrap();
@@ -186,9 +186,9 @@ async fn what_is_strange_and_allowed() {
     client.end().await.unwrap();
 }
 
-/// The first word of a server is its settings.
+/// The first frame of a server must be SETTINGS.
 #[tokio::test]
-async fn a_server_that_is_none() {
+async fn a_peer_that_is_not_http2() {
     for said in [
         &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
         b"\0\0\x08\x06\0\0\0\0\x0012345678",
@@ -206,9 +206,9 @@ async fn a_server_that_is_none() {
     }
 }
 
-/// A goodbye names the last stream that was looked at: those behind it may go elsewhere, those before are answered.
+/// GOAWAY fails the streams above its last stream id as unprocessed, and those below get their responses.
 #[tokio::test]
-async fn a_goodbye() {
+async fn goaway_fails_streams_above_its_last_id() {
     let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let (_a, mut answered) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     let (_b, mut cut) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
@@ -221,12 +221,12 @@ async fn a_goodbye() {
     conn.respond(1, b"fine", 0).await.unwrap();
     assert_eq!(head(&mut answered).await.unwrap().status, 200);
     conn.hang_up().await;
-    // The peer may have worked on it.
+    // The peer may have processed this stream.
     let error = head(&mut cut).await.unwrap_err();
     assert!(matches!(error, Error::Closed), "{error:?}");
 }
 
-/// With its last stream a connection that was told goodbye ends, from our side.
+/// After GOAWAY the client closes the connection when its last stream ends.
 #[tokio::test]
 async fn the_last_stream_of_a_connection() {
     let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
@@ -238,9 +238,9 @@ async fn the_last_stream_of_a_connection() {
     within(client.task).await.unwrap().unwrap();
 }
 
-/// An answer that is whole counts, whatever is said of the stream afterwards.
+/// A complete response counts, even if the stream is reset afterwards.
 #[tokio::test]
-async fn an_early_answer_counts() {
+async fn an_early_response_counts() {
     let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let (mut send, mut recv) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
     conn.respond(1, b"enough", 8).await.unwrap();
@@ -255,9 +255,9 @@ async fn an_early_answer_counts() {
     );
 }
 
-/// What is read stays good when the connection breaks; what was to come does not come.
+/// When the byte stream ends, received data can still be read, and then the stream fails.
 #[tokio::test]
-async fn a_connection_that_breaks() {
+async fn received_data_survives_the_connection() {
     let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     conn.respond_headers(1, &[]).await.unwrap();
@@ -270,12 +270,13 @@ async fn a_connection_that_breaks() {
     assert!(matches!(data(&mut recv).await, Some(Err(Error::Closed))));
 }
 
-/// A peer that asks without end and reads no answers is ended; so is one whose headers have no end.
+/// A peer that floods PING without reading the acknowledgements is disconnected, and so is one that sends
+/// CONTINUATION without end.
 #[tokio::test]
-async fn floods_are_ended() {
+async fn floods_end_the_connection() {
     let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let pings: Vec<u8> = b"\0\0\x08\x06\0\0\0\0\x0012345678".repeat(1_000);
-    // It stops when the client has hung up.
+    // Sending fails once the client has closed the connection.
     within(async { while conn.send_bytes(&pings).await.is_ok() {} }).await;
     let error = within(client.task).await.unwrap().unwrap_err();
     assert!(!matches!(error, Error::Closed), "{error:?}");
@@ -292,15 +293,15 @@ async fn floods_are_ended() {
     }
 }
 
-/// A byte at a time costs no more than a few bytes each, however slow the reader is.
+/// Data in frames of one byte is merged while it waits for the reader.
 #[tokio::test]
-async fn tiny_pieces_are_put_together() {
+async fn tiny_frames_are_merged() {
     let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     conn.respond_headers(1, &[]).await.unwrap();
     for _ in 0..500 {
         conn.send(Frame::new(kind::DATA, 0, 1, "x")).await.unwrap();
-        // So that each is a read of its own.
+        // The PING makes each frame a read of its own.
         conn.ping().await.unwrap();
     }
     conn.respond_trailers(1, 0, &[]).await.unwrap();
@@ -313,9 +314,9 @@ async fn tiny_pieces_are_put_together() {
     assert!((1..=2).contains(&pieces), "{pieces}");
 }
 
-/// A request that HTTP/2 cannot carry is refused before anything is sent; headers of any length go in several frames.
+/// A request with a header that HTTP/2 forbids fails before it is sent. Long headers are sent in several frames.
 #[tokio::test]
-async fn odd_requests() {
+async fn requests_with_forbidden_or_long_headers() {
     let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     for name in ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"] {
         let odd = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static("x"))]);
@@ -325,18 +326,19 @@ async fn odd_requests() {
     let long = HeaderValue::try_from("x".repeat(40_000)).unwrap();
     let long = HeaderMap::from_iter([(HeaderName::from_static("long"), long)]);
     let (_send, mut recv) = client.send("/s/m", &long, true).unwrap();
-    within(conn.next_request()).await.expect("in frames that fit together");
+    within(conn.next_request()).await.expect("a complete header block");
     conn.respond(1, b"", 0).await.unwrap();
     assert_eq!(head(&mut recv).await.unwrap().status, 200);
 }
 
-/// A header with an invalid value fails its stream only: its name stays usable in the dynamic table.
+/// A header with an invalid value fails its stream only, and its name stays usable in the dynamic table.
 #[tokio::test]
 async fn invalid_header_value_fails_one_stream() {
     let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let mut streams: Vec<_> = (0..4).map(|_| client.send("/s/m", &HeaderMap::new(), true).unwrap()).collect();
     let end = flag::END_HEADERS | flag::END_STREAM;
-    // `note` with a line break is indexed; then its name is used with a valid value, the entry itself, and the valid entry.
+    // `note` with a line break is indexed. The other blocks use its name with a valid value, the entry itself, and
+    // the valid entry.
     for (stream, fields) in
         [(1, &b"\x88\x40\x04note\x03a\nb"[..]), (3, b"\x88\x7e\x04fine"), (5, b"\x88\xbf"), (7, b"\x88\xbe")]
     {
@@ -357,7 +359,7 @@ async fn invalid_header_value_fails_one_stream() {
     client.end().await.unwrap();
 }
 
-/// Content of the length that the response says; no content where there is none by definition (RFC 9110, section 8.6).
+/// Content of the length in `content-length` is accepted, and so is none where RFC 9110, section 8.6, permits none.
 #[tokio::test]
 async fn content_length_that_fits() {
     let end = flag::END_HEADERS | flag::END_STREAM;
@@ -383,7 +385,7 @@ async fn content_length_that_fits() {
         let flags = if content.is_some() { flag::END_HEADERS } else { end };
         conn.send(headers(flags, 1, &[(":status", status), ("content-length", length)])).await.unwrap();
         if let Some(content) = content {
-            // With padding, which is no content.
+            // Padding is not content.
             let padded = [&[3][..], content.as_bytes(), &[0; 3]].concat();
             conn.send(Frame::new(kind::DATA, flag::PADDED | flag::END_STREAM, 1, padded)).await.unwrap();
         }

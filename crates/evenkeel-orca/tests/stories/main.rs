@@ -1,4 +1,4 @@
-//! Stories about load reports, one module per part. Each test names the SPEC ids that it covers.
+//! Stories about load reports, one module per part. Each test names the requirement ids that it covers.
 
 #![expect(clippy::float_cmp, reason = "what was recorded is to come out bit by bit")]
 
@@ -32,7 +32,7 @@ fn handler(act: impl Fn(CallLoad) -> Result<(), Status> + Send + Sync + 'static)
     Arc::new(act)
 }
 
-/// A server with the layer and the out-of-band service, and a handler that records.
+/// Starts a server with the layer, the out-of-band service, and a handler that records.
 async fn server(load: &ServerLoad, handler: Handler) -> Backend {
     let load = load.clone();
     let around = move |routes: Routes| {
@@ -55,7 +55,7 @@ fn channel(backend: &Backend) -> Channel {
     Endpoint::new(format!("http://{}", backend.address())).expect("an address").connect_lazy()
 }
 
-/// The report among the trailers of a call.
+/// Returns the report in the trailers of a call.
 fn report(trailers: impl Into<tonic::metadata::MetadataMap>) -> Option<OrcaLoadReport> {
     let ParsedReport { report, ignored } = read_trailers(&trailers.into().into_headers());
     assert_eq!(ignored, None);

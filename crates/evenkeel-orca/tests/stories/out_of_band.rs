@@ -1,4 +1,4 @@
-//! Reports out of band, from a real server; and when they come, on virtual time.
+//! Out-of-band reports: from a real server, and their intervals on virtual time.
 
 use std::time::Duration;
 
@@ -41,8 +41,8 @@ fn unmeasured() -> ServerLoad {
     ServerLoad::builder().without_cpu().window(Duration::MAX).build()
 }
 
-/// ORCA-6, ORCA-7, ORCA-12: over a real connection, beside calls that are not held up by it; the whole load each time, without
-/// costs of requests.
+/// ORCA-6, ORCA-7, ORCA-12: a report stream shares a connection with calls and does not delay them. Each report has
+/// all server values, and no request costs.
 #[tokio::test]
 async fn a_stream_beside_calls() {
     let load = unmeasured();
@@ -69,8 +69,8 @@ async fn a_stream_beside_calls() {
     assert!(again.request_cost.is_empty());
 }
 
-/// ORCA-6: the first report at once, then one every max(asked, minimum); the minimum is 30 s unless set; who asks for 0, for
-/// nothing, or for less than nothing gets the minimum; there is no maximum. ORCA-7: reports come whether or not they changed.
+/// ORCA-6: the first report is sent at once, then one per max(requested, minimum). The minimum is 30 s by default. A
+/// requested interval that is zero, missing or negative becomes the minimum. ORCA-7: unchanged reports are sent too.
 #[tokio::test(start_paused = true)]
 async fn reports_come_as_often_as_allowed() {
     let hours = 3600 * 24 * 365 * 200;
@@ -106,9 +106,9 @@ async fn reports_come_as_often_as_allowed() {
     }
 }
 
-/// Without calls too a report tells what was measured up to it.
+/// Without calls, each report still has the measurements up to its time.
 #[tokio::test(start_paused = true)]
-async fn a_report_is_of_now() {
+async fn a_report_is_current() {
     let mut window = 0.0;
     let meter = move |_| {
         window += 0.125;
@@ -122,7 +122,7 @@ async fn a_report_is_of_now() {
     }
 }
 
-/// A server that has other methods of this service has not got them here; one without the service says so by itself.
+/// Other methods of the service are UNIMPLEMENTED.
 #[tokio::test]
 async fn other_methods_are_unimplemented() {
     let request =
@@ -132,9 +132,9 @@ async fn other_methods_are_unimplemented() {
     assert!(!answer.headers().contains_key(TRAILER));
 }
 
-/// A client that goes ends its stream: nothing is kept for it.
+/// A client that disconnects ends its stream, and no state is kept for it.
 #[tokio::test]
-async fn a_client_that_goes_is_forgotten() {
+async fn a_disconnected_client_ends_its_stream() {
     let load = unmeasured();
     let backend = server(&load, super::record_nothing()).await;
     let mut reports = listen(channel(&backend), every(1)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Reading reports, from bytes and from trailers.
+//! Parsing of reports from bytes and from trailers.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,12 @@ fn map(entries: &[(&str, f64)]) -> BTreeMap<String, f64> {
     entries.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
 }
 
-/// A field of type double, as its bytes.
+/// Returns an encoded field of type double.
 fn double(number: u8, value: f64) -> Vec<u8> {
     [&[number << 3 | 1][..], &value.to_le_bytes()].concat()
 }
 
-/// An entry of a map from strings to doubles, as its bytes.
+/// Returns an encoded entry of a map from strings to doubles.
 fn entry(number: u8, key: &str, value: f64) -> Vec<u8> {
     let key = [&[10, key.len() as u8][..], key.as_bytes()].concat();
     let entry = [key, double(2, value)].concat();
@@ -34,7 +34,7 @@ fn sound(report: &OrcaLoadReport) -> OrcaReport {
     OrcaReport::decode(&*report.encode_to_vec()).expect("the same message")
 }
 
-/// ORCA-2: every field by its number.
+/// ORCA-2: every field is parsed by its number.
 #[test]
 fn fields_by_number() {
     let named = |value| vec![NamedMetric { name: "k".to_owned(), value }];
@@ -73,7 +73,7 @@ fn trailers(values: &[&str]) -> HeaderMap {
     trailers
 }
 
-/// ORCA-1: one value counts, several do not, also if they come in one line.
+/// ORCA-1: a single value is parsed, and several are ignored, even in one header line.
 #[test]
 fn one_report_per_call() {
     assert_eq!(TRAILER, "endpoint-load-metrics-bin");
@@ -87,9 +87,9 @@ fn one_report_per_call() {
     assert_eq!(read_trailers(&trailers(&[&format!("{half},{half}")])), repeated);
 }
 
-/// fault 57: what is too large, or no report at all, is ignored with a reason.
+/// fault 57: an oversized or malformed report is ignored with a reason.
 #[test]
-fn what_is_no_report_is_ignored() {
+fn invalid_reports_are_ignored() {
     let names = |n: usize| (0..n).map(|i| (i.to_string(), 1.0)).collect::<BTreeMap<_, _>>();
     let thousand = OrcaLoadReport { named_metrics: names(1_000), ..OrcaLoadReport::default() };
     assert_eq!(read(&thousand.encode_to_vec()).report.map(|report| report.named_metrics.len()), Some(1_000));
@@ -129,9 +129,9 @@ fn what_is_no_report_is_ignored() {
     }
 }
 
-/// fault 58: a value that no server may report is left out, and the others count.
+/// fault 58: an invalid value is ignored, and the others are used.
 #[test]
-fn values_of_no_use_are_left_out() {
+fn invalid_values_are_ignored() {
     let none = OrcaLoadReport::default;
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
         let utilization = map(&[("bad", bad), ("good", 0.5)]);
@@ -166,9 +166,9 @@ fn values_of_no_use_are_left_out() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// fault 57: no bytes make the reader panic, also those that begin as a report does; what is left can be computed with.
+    /// fault 57: arbitrary bytes, with or without a valid start, cause no panic, and parsed values are finite.
     #[test]
-    fn any_bytes_are_survived(
+    fn arbitrary_bytes_do_not_panic(
         good in 0..9usize,
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         flip in any::<prop::sample::Index>(),

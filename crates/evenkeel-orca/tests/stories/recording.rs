@@ -7,14 +7,14 @@ use testkit::net::echo::EchoRequest;
 
 use super::{client, handler, record_nothing, report, server};
 
-/// Nothing is measured, so that what is recorded stands alone.
+/// Returns a load without measurements, so that reports contain only recorded values.
 fn unmeasured() -> ServerLoad {
     ServerLoad::builder().without_cpu().window(std::time::Duration::MAX).build()
 }
 
 const NOT_NUMBERS: [f64; 3] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
 
-/// ORCA-3: each metric has its range; what lies outside is ignored, and what was recorded before stays.
+/// ORCA-3: a value outside the range of its metric is ignored, and the previous value stays.
 #[tokio::test]
 async fn values_outside_of_their_range_are_ignored() {
     type Set = fn(&ServerLoad, f64) -> bool;
@@ -54,7 +54,7 @@ async fn values_outside_of_their_range_are_ignored() {
     }
 }
 
-/// ORCA-3: the ranges are the same for a call.
+/// ORCA-3: the ranges also apply to values of a call.
 #[tokio::test]
 async fn values_of_a_call_have_the_same_ranges() {
     let record = |load: CallLoad| {
@@ -75,7 +75,7 @@ async fn values_of_a_call_have_the_same_ranges() {
     assert_eq!(report(answer.metadata().clone()), None, "nothing was recorded");
 }
 
-/// ORCA-4: everything is unset at the start; of several values the last one counts; what is set stays until it is cleared.
+/// ORCA-4: initially every value is unset. The last of several values counts until it is cleared.
 #[tokio::test]
 async fn what_is_set_stays_until_it_is_cleared() {
     let load = unmeasured();
@@ -122,10 +122,10 @@ async fn what_is_set_stays_until_it_is_cleared() {
     assert_eq!(load.report(), OrcaLoadReport::default());
 }
 
-/// ORCA-4: on a call its own values beat the server's, also where they are zero; the last of several counts; calls do not
-/// see each other's.
+/// ORCA-4: a call's own values take precedence over the server's, zero included. The last of several counts. Calls do
+/// not see each other's values.
 #[tokio::test]
-async fn the_calls_own_values_beat_the_servers() {
+async fn values_of_a_call_take_precedence() {
     let load = unmeasured();
     load.set_cpu_utilization(0.5);
     load.set_application_utilization(0.7);
@@ -164,7 +164,8 @@ async fn the_calls_own_values_beat_the_servers() {
     assert_eq!(report(answer.metadata().clone()), Some(load.report()));
 }
 
-/// Calls that are handled on one thread, in turns, each have their own recorder, at any depth; a task of its own has none.
+/// Calls that run interleaved on one thread have their own recorders, at any depth. A task that the handler spawns
+/// has none.
 #[tokio::test]
 async fn each_call_has_its_own_recorder() {
     use http::{Request, Response};
@@ -198,7 +199,7 @@ async fn each_call_has_its_own_recorder() {
                         .record_named_metric("turn", f64::from(turn));
                 }
                 if number % 7 == 6 {
-                    // A server that is a client of another in the same process.
+                    // The server calls another server in the same process.
                     let other = unmeasured().layer().layer(Handler).call(Request::new(number - 1)).await?;
                     assert_eq!(cost(&other), Some(f64::from(number - 1)));
                 }
@@ -222,9 +223,9 @@ async fn each_call_has_its_own_recorder() {
     let load = unmeasured();
     let calls = (0..50).map(|number| {
         let mut service = load.layer().layer(Handler);
-        async move { (number, service.call(Request::new(number)).await.expect("an answer")) }
+        async move { (number, service.call(Request::new(number)).await.expect("a response")) }
     });
-    // All in one task, so that each is left in the middle of another.
+    // All calls run in one task, so that each is suspended inside another.
     let mut calls: Vec<_> = calls.map(Box::pin).collect();
     let mut costs = Vec::new();
     std::future::poll_fn(|cx| {

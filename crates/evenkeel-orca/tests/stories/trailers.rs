@@ -1,4 +1,4 @@
-//! The trailer of calls, from a real server.
+//! Trailers of calls to a real server.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use super::{client, handler, record_nothing, report, server};
 
-/// A load with one value, and nothing measured.
+/// Returns a load with one value and no measurements.
 fn half_busy() -> ServerLoad {
     let load = ServerLoad::builder().without_cpu().window(Duration::MAX).build();
     load.set_cpu_utilization(0.5);
@@ -21,7 +21,7 @@ fn half() -> OrcaLoadReport {
     OrcaLoadReport { cpu_utilization: 0.5, ..OrcaLoadReport::default() }
 }
 
-/// ORCA-1, ORCA-5: every kind of call ends with a report in its trailers.
+/// ORCA-1, ORCA-5: calls of every kind end with a report in their trailers.
 #[tokio::test]
 async fn every_kind_of_call_ends_with_a_report() {
     let backend = server(&half_busy(), record_nothing()).await;
@@ -51,7 +51,7 @@ async fn every_kind_of_call_ends_with_a_report() {
     assert_eq!(report(messages.trailers().await.unwrap().unwrap()), Some(half()));
 }
 
-/// ORCA-5: calls that fail report too: at once, in the middle of a stream, and where a handler or a layer refuses.
+/// ORCA-5: failed calls report too: at once, in the middle of a stream, and when a handler or a layer rejects them.
 #[tokio::test]
 async fn calls_that_fail_report_too() {
     let backend = server(&half_busy(), record_nothing()).await;
@@ -81,7 +81,7 @@ async fn calls_that_fail_report_too() {
     assert_eq!(report.request_cost["check"], 1.0);
 }
 
-/// ORCA-5: nothing is sent if nothing was recorded; a zero that was recorded is something.
+/// ORCA-5: without a recorded value no report is sent. A recorded zero is a value.
 #[tokio::test]
 async fn nothing_recorded_is_nothing_sent() {
     let load = half_busy();
@@ -96,7 +96,7 @@ async fn nothing_recorded_is_nothing_sent() {
     assert_eq!(report(answer), Some(OrcaLoadReport::default()));
 }
 
-/// A handler of a stream may record until the stream ends.
+/// A streaming handler may record until its stream ends.
 #[tokio::test]
 async fn a_stream_records_until_it_ends() {
     let kept: Arc<Mutex<Option<CallLoad>>> = Arc::default();
@@ -119,16 +119,16 @@ async fn a_stream_records_until_it_ends() {
     assert!(messages.message().await.unwrap().is_none());
     let report = report(messages.trailers().await.unwrap().unwrap()).expect("a report");
     assert_eq!(report.request_cost["rows"], 5.0);
-    // It is over: nobody hears of it, and nothing breaks.
+    // Recording after the end of the call has no effect and causes no panic.
     load.record_request_cost("rows", 6.0);
 }
 
-/// An application that reports on its own is left alone: two reports would count as none (ORCA-1).
+/// A report that the application sets itself is not replaced: two reports would be ignored (ORCA-1).
 #[tokio::test]
-async fn a_report_of_the_applications_own_is_left_alone() {
+async fn the_applications_own_report_is_kept() {
     let load = half_busy();
     let backend = server(&load, record_nothing()).await;
-    // The backend puts it into trailers below the layer.
+    // The backend adds it to the trailers below the layer.
     backend.set_load(Some(OrcaLoadReport { cpu_utilization: 0.9, ..OrcaLoadReport::default() }));
     let mut client = client(&backend);
     let answer = client.unary(EchoRequest::default()).await.unwrap();

@@ -1,4 +1,4 @@
-//! What a server measures by itself: the layer around a service, on virtual time.
+//! Measurements of a server: the layer around a service, on virtual time.
 
 use std::convert::Infallible;
 use std::future::{Ready, pending, ready};
@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 use tower_layer::Layer as _;
 use tower_service::Service;
 
-/// Answers with the code of the header `code`, in the head.
+/// Responds with the code of the header `code`, trailers-only.
 #[derive(Clone)]
 struct Answers;
 
@@ -41,12 +41,12 @@ async fn call(load: &ServerLoad, code: Code) {
     assert!(answer.into_body().is_end_stream());
 }
 
-/// What is reported after a window: a call that ends it, and the time that the measuring takes aside.
+/// Returns the report after a window. A call ends the window, and the measurement runs asynchronously.
 async fn after(load: &ServerLoad, window: Duration) -> OrcaLoadReport {
     let before = load.report();
     advance(window).await;
     call(load, Code::Ok).await;
-    // tokio's time stands still here; only a failure takes this long.
+    // tokio's clock is paused here, so only a failing test reaches this limit.
     let waiting = std::time::Instant::now();
     while waiting.elapsed() < Duration::from_secs(30) {
         let report = load.report();
@@ -58,7 +58,7 @@ async fn after(load: &ServerLoad, window: Duration) -> OrcaLoadReport {
     panic!("nothing was measured: {before:?}");
 }
 
-/// CPU whose every request takes 1 ms of one CPU.
+/// Returns a CPU meter by which each request takes 1 ms of one CPU.
 fn a_millisecond_each(requests: &Arc<AtomicU64>) -> impl FnMut(Duration) -> Option<f64> + Send + use<> {
     let requests = requests.clone();
     let mut before = None;
@@ -69,7 +69,7 @@ fn a_millisecond_each(requests: &Arc<AtomicU64>) -> impl FnMut(Duration) -> Opti
     }
 }
 
-/// Requests, errors and CPU of the same window, per second of it; a window lasts as long as nobody calls.
+/// Requests, errors and CPU are measured over the same window, per second. A window lasts until the next call.
 #[tokio::test(start_paused = true)]
 async fn requests_errors_and_cpu_of_the_same_window() {
     let requests = Arc::new(AtomicU64::new(0));
@@ -87,9 +87,9 @@ async fn requests_errors_and_cpu_of_the_same_window() {
     assert_eq!((report.rps_fractional, report.eps, report.cpu_utilization), (0.1, 0.0, 0.0));
 }
 
-/// What the application sets beats what is measured, until it is cleared.
+/// Values that the application sets take precedence over measured ones, until they are cleared.
 #[tokio::test(start_paused = true)]
-async fn what_is_set_beats_what_is_measured() {
+async fn set_values_take_precedence() {
     let load = ServerLoad::builder().cpu(|_| Some(0.25)).build();
     let report = after(&load, Duration::from_secs(1)).await;
     assert_eq!((report.cpu_utilization, report.rps_fractional), (0.25, 1.0));
@@ -104,16 +104,16 @@ async fn what_is_set_beats_what_is_measured() {
     assert_eq!((load.report().cpu_utilization, load.report().rps_fractional), (0.25, 2.0));
 }
 
-/// A meter that knows nothing, or nonsense, leaves the CPU unset, and the rest is reported.
+/// A meter that returns nothing or an invalid value leaves the CPU unset, and the rest is reported.
 #[tokio::test(start_paused = true)]
-async fn a_meter_that_knows_nothing_reports_nothing() {
+async fn a_meter_without_a_value_reports_nothing() {
     for says in [None, Some(f64::NAN), Some(-1.0), Some(f64::INFINITY)] {
         let load = ServerLoad::builder().cpu(move |_| says).build();
         let report = after(&load, Duration::from_secs(1)).await;
         assert_eq!((report.cpu_utilization, report.rps_fractional), (0.0, 1.0));
     }
     let load = ServerLoad::builder().cpu(|elapsed: Duration| -> Option<f64> {
-        assert!(elapsed.is_zero(), "a meter that breaks");
+        assert!(elapsed.is_zero(), "a meter that panics");
         None
     });
     let load = load.build();
@@ -123,7 +123,7 @@ async fn a_meter_that_knows_nothing_reports_nothing() {
     call(&load, Code::Ok).await;
 }
 
-/// The length of a window and the meaning of an error can be chosen.
+/// The length of a window and the codes that count as errors are configurable.
 #[tokio::test(start_paused = true)]
 async fn windows_and_errors_can_be_chosen() {
     let load = ServerLoad::builder()
@@ -139,7 +139,7 @@ async fn windows_and_errors_can_be_chosen() {
     assert_eq!(report.cpu_utilization, 0.0);
 }
 
-/// A call that the client gives up is a request and no error; a handler that panics is one.
+/// A call that the client cancels counts as a request and not as an error. A handler that panics counts as both.
 #[tokio::test(start_paused = true)]
 async fn calls_that_do_not_end() {
     #[derive(Clone)]
@@ -154,7 +154,7 @@ async fn calls_that_do_not_end() {
         fn call(&mut self, _: Request<()>) -> Self::Future {
             let panics = self.0;
             Box::pin(async move {
-                assert!(!panics, "a handler that breaks");
+                assert!(!panics, "a handler that panics");
                 pending().await
             })
         }
@@ -169,7 +169,7 @@ async fn calls_that_do_not_end() {
     assert!(report.eps > 0.9 && report.eps <= 1.0, "{report:?}");
 }
 
-/// A stream of load reports is no request: it would count for as many clients as there are.
+/// A stream of load reports does not count as a request.
 #[tokio::test(start_paused = true)]
 async fn streams_of_reports_are_no_requests() {
     let load = ServerLoad::builder().without_cpu().build();
@@ -179,7 +179,7 @@ async fn streams_of_reports_are_no_requests() {
     assert_eq!(after(&load, Duration::from_secs(1)).await.rps_fractional, 1.0);
 }
 
-/// The CPU of this machine is measured unless told otherwise.
+/// By default the CPU of this machine is measured.
 #[tokio::test]
 async fn the_cpu_of_this_machine() {
     let load = ServerLoad::builder().window(Duration::from_millis(50)).build();
