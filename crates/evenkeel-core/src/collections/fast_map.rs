@@ -84,7 +84,7 @@ mod tests {
     use super::*;
     use crate::Address;
 
-    /// Ten thousand addresses as a subnet has them spread over the buckets like random numbers would.
+    /// Ten thousand consecutive addresses are spread over the buckets like random numbers.
     #[test]
     fn neighbours_do_not_crowd() {
         let seed = FastHashSeed(7);

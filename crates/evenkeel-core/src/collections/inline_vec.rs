@@ -55,7 +55,7 @@ impl<T: PartialEq> InlineVec<T> {
 mod tests {
     use super::*;
 
-    /// It is a list; what is removed is gone, and nothing else.
+    /// Values are listed in the order of their pushes, and `remove` removes one equal value and no other.
     #[test]
     fn a_list() {
         let mut few = InlineVec::default();

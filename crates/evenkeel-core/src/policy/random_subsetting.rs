@@ -143,8 +143,8 @@ fn counts(endpoint: &Endpoint) -> bool {
 mod tests {
     use super::*;
 
-    /// RS-3: groups stay groups, with their weights, so that policies below find theirs; one that is left empty is gone.
-    /// Draining endpoints stay, last.
+    /// RS-3: endpoints stay in their groups, with the weights for the policies below. An empty group is removed.
+    /// Draining endpoints stay, at the end.
     #[test]
     fn groups_stay_groups() {
         let endpoint = |name: String| Endpoint::at(name.as_str());

@@ -702,7 +702,8 @@ mod tests {
             }
         }
 
-        /// RH-4: the ring is as large as asked for, unless the lightest member's whole entries need more.
+        /// RH-4: the ring has the requested size, unless a whole number of entries for the lightest endpoint needs
+        /// more.
         #[test]
         fn sizes_hold(
             weights in prop::collection::vec(1u32..1000, 1..20),

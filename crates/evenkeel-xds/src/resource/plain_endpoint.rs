@@ -548,7 +548,7 @@ pub(super) mod tests {
         within(field, value.prop_map(String::into_bytes).boxed())
     }
 
-    /// A message or a text with its length, which is rarely a lie.
+    /// Returns a length-delimited field, rarely with an invalid length.
     fn within(field: u64, value: BoxedStrategy<Vec<u8>>) -> BoxedStrategy<Vec<u8>> {
         let lie = prop_oneof![100 => Just(0), 1 => -2..3_i64];
         let value = (value, lie).prop_flat_map(|(value, lie)| {
@@ -559,7 +559,7 @@ pub(super) mod tests {
         (tag, value).prop_map(|(tag, (length, value))| [tag, length, value].concat()).boxed()
     }
 
-    /// A number, rarely with more bytes than it needs.
+    /// Returns a varint, rarely with more bytes than it needs.
     fn varint(value: impl Strategy<Value = u64>) -> impl Strategy<Value = Vec<u8>> {
         (value, prop_oneof![100 => Just(0), 1 => 1..4_usize]).prop_map(|(value, more)| {
             let mut bytes = Vec::new();
@@ -583,7 +583,7 @@ pub(super) mod tests {
             }
         }
 
-        /// As control planes write it, nothing that is plain is left to decoding.
+        /// Plain endpoints in the form of control planes never need the decoder.
         #[test]
         fn what_is_plain_is_read(bytes in endpoints()) {
             if let Some(plain) = decoded(&bytes).filter(|plain| plain.health_status >= 0) {

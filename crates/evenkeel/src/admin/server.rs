@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_those_who_know_us_by_address_or_name_get_in() {
+    fn only_known_hosts_are_served() {
         let names = ["box.example".to_owned()];
         let cases = [
             (Some("127.0.0.1:9901"), None, true),

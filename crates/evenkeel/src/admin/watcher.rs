@@ -626,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_is_told_of_in_sums() {
+    fn many_events_are_summed_up() {
         let mut watcher = StateWatcher::new("test".to_owned(), 0);
         let many = |from: usize| {
             let of =
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn charts_end_after_a_while_and_forget_who_is_gone() {
+    fn charts_drop_old_samples_and_removed_endpoints() {
         let mut watcher = StateWatcher::new("test".to_owned(), 0);
         for at in 0..MAX_POINTS as u64 + 10 {
             let names: &[&str] = if at < 5 { &["old"] } else { &["new"] };

@@ -238,7 +238,7 @@ mod tests {
         RetryThrottle::new(RetryThrottlingConfig { max_tokens, token_ratio })
     }
 
-    /// How a call goes whose attempts end like this.
+    /// Returns the delay before the retry after each attempt, or `None` if there is no retry.
     fn waits(
         policy: impl Into<Option<RetryPolicy>>,
         ends: &[(Code, Option<RetryPushback>)],
@@ -275,7 +275,7 @@ mod tests {
                 "{random}"
             );
         }
-        // Also beyond the longest: it comes after the bound (A6).
+        // Jitter is applied after the maximum, so the backoff may exceed it (A6).
         let mut retries = RetryState::new(RetryPolicy { max_backoff: ms(100), ..POLICY });
         assert_eq!(retries.next(Code::Unavailable, None, false, None, 1.0), Some(ms(120)));
         assert_eq!(retries.next(Code::Unavailable, None, false, None, 1.0), Some(ms(120)));
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(waits(POLICY, &[(Internal, None), (Unavailable, None)]), [Some(ms(100)), Some(ms(200))]);
         for code in [Code::Ok, Cancelled, Unknown, Unauthenticated, Code::DeadlineExceeded] {
             assert_eq!(waits(POLICY, &[(code, None)]), [None], "{code:?}");
-            // Not even if the server says when.
+            // Server pushback does not make the code retryable.
             assert_eq!(waits(POLICY, &[(code, Some(RetryPushback::After(ms(5))))]), [None], "{code:?}");
         }
         let all = [Cancelled, Unknown, Unauthenticated];
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_say_when_and_the_backoffs_start_again() {
+    fn pushback_sets_the_delay_and_resets_the_backoff() {
         let failed = (Code::Unavailable, None);
         let after = |millis| (Code::Unavailable, Some(RetryPushback::After(ms(millis))));
         let never = (Code::Unavailable, Some(RetryPushback::Never));
@@ -306,7 +306,7 @@ mod tests {
             (&[after(5000), after(0), failed], &[Some(5000), Some(0), Some(100)]),
             (&[failed, never], &[Some(100), None]),
             (&[never], &[None]),
-            // What the server says does not make more attempts.
+            // Server pushback does not raise the maximum number of attempts.
             (
                 &[after(1), after(2), after(3), after(4), after(5)],
                 &[Some(1), Some(2), Some(3), Some(4), None],
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_say_how_many_were_before_them() {
+    fn attempts_carry_the_number_of_previous_ones() {
         let mut retries = RetryState::new(POLICY);
         assert_eq!(retries.previous_attempts(), None);
         for previous in ["1", "2", "3", "4"] {
@@ -371,18 +371,18 @@ mod tests {
         assert_eq!(PREVIOUS_ATTEMPTS, "grpc-previous-rpc-attempts");
     }
 
-    /// What is left in the throttle after each end, in thousandths, and whether the call was tried again.
+    /// Tokens in the throttle after each call, in thousandths, and if the call was retried.
     #[test]
     fn tokens_are_taken_and_given_back() {
         let after = Some(RetryPushback::After(ms(1)));
         let never = Some(RetryPushback::Never);
         let throttle = tokens(4_000, 546);
         for (i, (code, pushback, left, retried)) in [
-            // At most so many.
+            // The number of tokens has a maximum.
             (Code::Ok, None, 4_000, false),
             (Code::Unavailable, None, 3_000, true),
             (Code::Ok, None, 3_546, false),
-            // The caller's own fault.
+            // A failure that the caller caused.
             (Code::InvalidArgument, None, 3_546, false),
             (Code::InvalidArgument, after, 3_546, false),
             (Code::InvalidArgument, never, 2_546, false),

@@ -93,7 +93,7 @@ pub(crate) fn is_unprocessed(error: &Error) -> bool {
 mod tests {
     use super::*;
 
-    /// Every code survives the way from one type to the other, and what is no code is unknown.
+    /// Every code converts to the other type and back. A number that is no code becomes UNKNOWN.
     #[test]
     fn codes_are_the_same_numbers() {
         for number in 0..=16 {
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(code_of(&HeaderMap::new()), None);
     }
 
-    /// Resets mean what gRPC's table says.
+    /// Reset codes map to the status codes of gRPC's table.
     #[test]
     fn resets_have_codes() {
         let table = [

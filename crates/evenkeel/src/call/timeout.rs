@@ -78,7 +78,7 @@ mod tests {
         parse(&HeaderValue::from_bytes(text).unwrap())
     }
 
-    /// RT-1
+    /// RT-1: a value of one to eight digits and a unit is parsed, and any other value is rejected.
     #[test]
     fn timeouts_are_read() {
         for (text, timeout) in [
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(read(b"\xff1S"), None);
     }
 
-    /// RT-1
+    /// RT-1: a timeout is formatted in the finest unit for which eight digits suffice, and rounded up.
     #[test]
     fn timeouts_are_written_as_finely_as_eight_digits_allow() {
         for (seconds, nanos, text) in [
@@ -146,8 +146,8 @@ mod tests {
         }
     }
 
-    /// RT-1: what is written is read as no less, and as no more than one part in a million above, which is the most that
-    /// eight digits need.
+    /// RT-1: an encoded timeout is parsed as no shorter, and at most one part in a million longer, which is the
+    /// precision of eight digits.
     #[test]
     fn what_is_written_is_read() {
         let mut nanos: u64 = 1;

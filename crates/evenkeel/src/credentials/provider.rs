@@ -287,7 +287,7 @@ mod tests {
 
     /// Concurrent handshakes share one load, and all wait for the first one.
     #[tokio::test]
-    async fn many_ask_and_one_reads() {
+    async fn concurrent_handshakes_share_one_load() {
         let folder = tempfile::tempdir().unwrap();
         let ca = Authority::new("a");
         let fifo = folder.path().join("ca.pem");

@@ -234,7 +234,7 @@ mod tests {
 
     /// Every prefix of a certificate, and a certificate with any byte changed, yields a bounded result.
     #[test]
-    fn hostile_bytes_are_answered() {
+    fn hostile_bytes_give_a_bounded_result() {
         let whole = with(vec![
             SanType::DnsName("pay".try_into().unwrap()),
             SanType::IpAddress("10.0.0.1".parse().unwrap()),

@@ -237,7 +237,7 @@ mod tests {
 
     /// A slow disk delays one handshake, not all of them.
     #[tokio::test]
-    async fn a_reading_that_hangs_holds_up_nobody_else() {
+    async fn a_slow_read_delays_one_handshake() {
         let roots = RootsFile::new(Duration::ZERO);
         fs::remove_file(roots.path()).unwrap();
         // A read from a pipe blocks until the test writes to it.

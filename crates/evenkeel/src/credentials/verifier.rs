@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_accepted_is_told_in_short() {
+    fn rejected_names_are_reported_briefly() {
         let not_accepted = |found: &[&str], accepted: &[&str]| {
             let owned = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect();
             SanMismatch { found: owned(found), accepted: owned(accepted) }.to_string()

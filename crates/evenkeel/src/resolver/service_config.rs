@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_that_cannot_be_had_say_why() {
+    fn invalid_policies_are_rejected_with_a_reason() {
         for (config, problem) in [
             (
                 json!({"loadBalancingPolicy": "fastest"}),
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_policies_that_cannot_be_say_why() {
+    fn invalid_retry_policies_are_rejected_with_a_reason() {
         let attempts = "a whole number of 2 or more";
         let list = "a list of at least one status code";
         let one = "a status code such as \"UNAVAILABLE\" or 14, but not OK";
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn method_configs_that_cannot_be_say_why() {
+    fn invalid_method_configs_are_rejected_with_a_reason() {
         let name = json!([{"service": "a.B"}]);
         for (methods, problem) in [
             (json!({}), "methodConfig: expected a list, found an object"),
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_honoured_is_said() {
+    fn ignored_fields_are_warned_about() {
         let config = json!({
             "healthCheckConfig": {"serviceName": "a"},
             "methodConfig": [
@@ -664,7 +664,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_says_where() {
+    fn invalid_json_is_rejected_with_its_position() {
         for (text, problem) in [
             ("", "cannot be read as JSON: EOF while parsing a value at line 1 column 0"),
             ("{", "cannot be read as JSON: EOF while parsing an object at line 1 column 1"),

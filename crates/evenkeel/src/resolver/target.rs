@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_that_lead_nowhere_say_why() {
+    fn invalid_targets_are_rejected_with_a_reason() {
         let port = |found: &str| format!("expected a port from 1 to 65535 behind the host, found {found:?}");
         let name = |found: &str| {
             let what = "ASCII letters, digits, '-' and '_', at most 63 between dots";
@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_given_the_answer_is_short() {
+    fn errors_of_targets_are_short() {
         let long = "a".repeat(300);
         let many = vec!["a"; 200].join(".");
         for (text, problem) in [

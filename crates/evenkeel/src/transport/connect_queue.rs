@@ -295,7 +295,7 @@ mod tests {
 
     /// Cancelling stops an attempt in progress and removes a waiting one.
     #[tokio::test]
-    async fn nobody_wants_them_any_more() {
+    async fn cancelled_attempts_stop() {
         let mut connect_queue = request(300);
         let waiting: Vec<SubchannelId> =
             connect_queue.waiting.iter().skip(INITIAL_LIMIT).map(|request| request.id).collect();

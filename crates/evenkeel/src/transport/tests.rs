@@ -445,7 +445,7 @@ impl Connector for Failing {
 
 /// Fault 73: text of system errors.
 #[tokio::test]
-async fn what_the_system_says_is_kept() {
+async fn system_errors_are_kept() {
     let rows = [
         (io::Error::from_raw_os_error(24), "too many open files (os error 24)"),
         (io::Error::from_raw_os_error(13), "permission denied (os error 13)"),
@@ -462,7 +462,7 @@ async fn what_the_system_says_is_kept() {
 }
 
 #[tokio::test]
-async fn addresses_that_cannot_be_connected_to_say_so() {
+async fn unconnectable_addresses_are_reported() {
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let gone = gone.to_string();
     let rows = [

@@ -134,7 +134,7 @@ mod tests {
 
     /// A failed lookup is reported and retried without a request.
     #[test]
-    fn failures_are_told_and_tried_again() {
+    fn failures_are_reported_and_retried() {
         let mut names = DnsCache::new(Rng::fixed(1));
         names.watch(1, &set(&["a:80", "b:80"]));
         assert_eq!(names.poll(Instant::ORIGIN).len(), 2);

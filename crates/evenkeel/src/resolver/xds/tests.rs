@@ -365,7 +365,7 @@ async fn a_half_open_server() {
 
 /// fault 2: if no control plane is reachable, the status of calls states the cause, the server and the node.
 #[tokio::test]
-async fn failures_are_told_in_words() {
+async fn unreachable_servers_are_named_in_the_status() {
     let control = ControlPlane::start().await;
     control.kill();
     let refused = control.address();
@@ -400,7 +400,7 @@ async fn failures_are_told_in_words() {
 
 /// Servers that send something other than xDS responses: the status states what they sent.
 #[tokio::test]
-async fn strange_answers_are_told_in_words() {
+async fn invalid_responses_are_named_in_the_status() {
     let status = |code| [Frame::new(HEADERS, END_HEADERS | END_STREAM, 1, block(&[("grpc-status", code)]))];
     let data = |bytes: &'static [u8]| [Frame::new(DATA, 0, 1, bytes)];
     let good = [(":status", "200"), ("content-type", "application/grpc")];
@@ -564,7 +564,7 @@ async fn load_is_reported() {
 
 /// fault 76: a control plane that does not read load reports still delivers resources.
 #[tokio::test]
-async fn load_that_nobody_takes_harms_nobody() {
+async fn unread_load_reports_do_not_block_resources() {
     let control = serving().await;
     control.lrs_unimplemented();
     let client = client_of(&control);
