@@ -10,23 +10,23 @@ use std::process::{Command, ExitCode};
 
 use crate::ui::{CliError, CliExit};
 
-/// Measure what calls, picks, endpoints and updates cost, evenkeel's and its peers', in one run.
+/// Run benchmarks of calls, picks, endpoints and updates, for evenkeel and its peers.
 ///
-/// Hands all arguments on to the program evenkeel-bench, which stands beside this one or on the path. It is built from
+/// Passes all arguments to the program evenkeel-bench, which is looked up beside this one and in PATH. Build it from
 /// evenkeel's sources with: cargo build --release --locked -p evenkeel-bench
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
-    /// A suite and its arguments.
+    /// Name of a suite, and its arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "SUITE")]
     arguments: Vec<OsString>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  evenkeel bench help                        which suites there are
+  evenkeel bench help                        list of the suites
   evenkeel bench calls                       calls of evenkeel and its peers, side by side
-  evenkeel bench calls --help                what can be chosen there";
+  evenkeel bench calls --help                options of a suite";
 
 /// Executable name, without the platform's suffix.
 const PROGRAM: &str = "evenkeel-bench";

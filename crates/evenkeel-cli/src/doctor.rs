@@ -25,32 +25,32 @@ use crate::ui::{self, CliError, CliExit, TerminalOutput};
 const EXAMPLES: &str = "\
 Examples:
   evenkeel doctor xds:///orders                              with the bootstrap of the environment
-  evenkeel doctor xds:///orders --bootstrap bootstrap.json   with this one
+  evenkeel doctor xds:///orders --bootstrap bootstrap.json   with this bootstrap
   evenkeel doctor dns:///orders.prod:50051 --tls             without a control plane
   evenkeel doctor xds:///orders --json | jq -r '.steps[-1].likely'
 
 The steps: bootstrap, DNS, TCP, TLS or HTTP/2, certificate files, the ADS stream, LDS, RDS, CDS,
-EDS, a connection to an endpoint. If the bootstrap has certificate providers, the connection is
-secured as the cluster says.
+EDS, a connection to an endpoint. If the bootstrap has certificate providers, the cluster's
+security config applies to the connection.
 
-Exit codes: 0 all fine, 1 stopped at a failure, 2 wrong usage or bootstrap, 3 the control plane cannot be reached";
+Exit codes: 0 all fine, 1 stopped at a failure, 2 invalid usage or bootstrap, 3 the control plane is unreachable";
 
-/// Walk from the bootstrap to a connected endpoint, and stop at what is wrong.
+/// Check each step from the bootstrap to a connected endpoint, and diagnose the first failure.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
-    /// What a channel would be built for: xds:///orders, xds://authority/orders, dns:///host:port, ipv4:1.2.3.4:80, unix:/path.
+    /// Target of a channel: xds:///orders, xds://authority/orders, dns:///host:port, ipv4:1.2.3.4:80 or unix:/path.
     target: String,
-    /// The file of the bootstrap, instead of the one that the environment names.
+    /// Path of the bootstrap, instead of the one that the environment names.
     #[arg(long, value_name = "FILE")]
     bootstrap: Option<String>,
-    /// Talk to endpoints by TLS, trusting the roots of the system.
+    /// Connect to endpoints by TLS, with the system's roots.
     #[arg(long)]
     tls: bool,
-    /// Talk to endpoints by TLS, trusting the certificates in this file.
+    /// Connect to endpoints by TLS, with the roots in this file.
     #[arg(long, value_name = "FILE")]
     ca: Option<String>,
-    /// How long each step may take.
+    /// Maximum duration of each step, such as 500ms, 15s or 2m.
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = ui::duration)]
     wait: Duration,
     /// Print the steps as JSON.

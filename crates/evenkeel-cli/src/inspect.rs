@@ -20,31 +20,31 @@ use crate::ui::{self, CliError, CliExit, TerminalOutput};
 const EXAMPLES: &str = "\
 Examples:
   evenkeel inspect 127.0.0.1:9901              once
-  evenkeel inspect 127.0.0.1:9901 --watch      again and again, until Ctrl-C
+  evenkeel inspect 127.0.0.1:9901 --watch      repeatedly, until Ctrl-C
   evenkeel inspect orders-7:9901 --json | jq '.csds.config[].genericXdsConfigs[].name'
 
-Where to ask: the admin port of an evenkeel process, or any gRPC server that has the CSDS service
+The address is the admin port of an evenkeel process, or any gRPC server with the CSDS service
 (in Go `admin.Register`, in Java `AdminInterface.getStandardServices`, in C++ `AddAdminServices`).
 
-Exit codes: 0 fine, 1 something is NACKED, missing or in TRANSIENT_FAILURE, 2 wrong usage, 3 nobody answered";
+Exit codes: 0 fine, 1 something is NACKED, missing or in TRANSIENT_FAILURE, 2 invalid usage, 3 no response";
 
-/// Show what a running xDS client knows, and how it balances.
+/// Show the resources and the balancing state of a running xDS client.
 ///
-/// Works with every xDS client that has CSDS: evenkeel, gRPC in C++, Go and Java. For evenkeel it also shows channels,
-/// policies, weights and shares.
+/// Works with every xDS client that serves CSDS: evenkeel, and gRPC in C++, Go and Java. For evenkeel it also shows
+/// channels, policies, weights and shares.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InspectArgs {
-    /// Where the process answers.
+    /// Address of the process's admin server or CSDS service.
     #[arg(value_name = "HOST:PORT")]
     peer: InspectTarget,
-    /// Look again and again, until Ctrl-C.
+    /// Repeat the report until Ctrl-C.
     #[arg(long, conflicts_with = "json")]
     watch: bool,
-    /// Print everything as JSON: `csds` in protobuf's JSON, `state` as the admin server has it.
+    /// Print everything as JSON: `csds` in protobuf's JSON mapping, `state` as the admin server formats it.
     #[arg(long)]
     json: bool,
-    /// How long to wait between two looks.
+    /// Interval between two reports, such as 500ms or 2s.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = ui::duration, requires = "watch")]
     interval: Duration,
 }

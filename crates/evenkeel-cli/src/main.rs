@@ -22,13 +22,13 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::ui::{CliError, CliExit, TerminalOutput};
 
-/// xDS load balancing for gRPC: see it, serve it, look inside it.
+/// xDS load balancing for gRPC: demo, control plane, and tools to inspect and debug it.
 #[derive(Parser)]
 #[command(name = "evenkeel", version, propagate_version = true, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: CliCommand,
-    /// When to use colours; NO_COLOR counts as `never`.
+    /// Use of colours. NO_COLOR counts as `never`.
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     color: ui::ColorMode,
 }
@@ -38,12 +38,12 @@ Examples:
   evenkeel demo                              five backends, a control plane, a client and a page
   evenkeel serve mesh.yaml                   a control plane for your laptop
   evenkeel explain mesh.yaml --target xds:///orders
-  evenkeel validate mesh.yaml                what would be rejected, and why
-  evenkeel inspect 127.0.0.1:9901            what a running client knows
-  evenkeel doctor xds:///orders              why it does not work
-  evenkeel bench calls                       what a call costs, beside its peers
+  evenkeel validate mesh.yaml                errors that clients would reject it for
+  evenkeel inspect 127.0.0.1:9901            state of a running client
+  evenkeel doctor xds:///orders              diagnosis of the first failure
+  evenkeel bench calls                       cost of a call, compared with its peers
 
-Exit codes: 0 fine, 1 something was found, 2 wrong usage or input, 3 could not connect";
+Exit codes: 0 fine, 1 something was found, 2 invalid usage or input, 3 could not connect";
 
 #[derive(Subcommand)]
 enum CliCommand {
@@ -60,7 +60,7 @@ enum CliCommand {
     ///
     /// For example: evenkeel completions bash > /etc/bash_completion.d/evenkeel
     Completions {
-        /// For which shell.
+        /// Name of the shell.
         shell: clap_complete::Shell,
     },
 }

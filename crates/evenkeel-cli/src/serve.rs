@@ -21,18 +21,18 @@ use crate::validate::mesh_summary;
 
 /// Serve a mesh file to xDS clients.
 ///
-/// Any xDS client may connect: gRPC of any language, or Envoy for clusters and endpoints. The file is followed: an edit
-/// is served at once, and a bad edit is told and changes nothing. Without --listen only this machine can connect; with an
-/// address of the network everybody who reaches it can read the mesh, since nothing is encrypted.
+/// Any xDS client may connect: gRPC of any language, or Envoy for clusters and endpoints. A valid edit of the file is
+/// served at once. An invalid edit is reported and not served. By default only this machine can connect. There is no
+/// encryption: with another address in --listen, every process that reaches it can read the mesh.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
-    /// The mesh.
+    /// Path of the mesh file.
     mesh: PathBuf,
-    /// Where to listen; port 0 is any free port.
+    /// Address to listen on. Port 0 selects a free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:18000")]
     listen: SocketAddr,
-    /// The node id of the bootstrap.
+    /// Node id in the printed bootstrap.
     #[arg(long, value_name = "ID", default_value = "evenkeel")]
     node: String,
     /// Write the bootstrap to this file.
@@ -50,7 +50,7 @@ Examples:
   evenkeel serve mesh.yaml --listen 0.0.0.0:18000 --node my-service
   evenkeel serve mesh.yaml --json | jq 'select(.event == \"rejected\")'
 
-Exit codes: 0 it was told to end, 2 the mesh or the arguments cannot be used";
+Exit codes: 0 ended by a signal, 2 the mesh or the arguments are invalid";
 
 pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
     // Register the handlers before any output: a reader of that output may send a signal at once.

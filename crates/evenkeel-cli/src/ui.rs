@@ -49,7 +49,7 @@ impl CliError {
     }
 }
 
-/// When to use colours.
+/// Use of colours in the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ColorMode {
     Auto,
@@ -100,7 +100,7 @@ impl TerminalOutput {
 
     /// Writes to standard output unchanged: for text with cursor movements, whose other parts went through
     /// [`safe`].
-    #[expect(clippy::unused_self, reason = "what is said goes through the terminal")]
+    #[expect(clippy::unused_self, reason = "all output goes through the terminal")]
     pub(crate) fn print_raw(&self, text: impl fmt::Display) -> Result<(), CliError> {
         let mut stdout = std::io::stdout().lock();
         let written = write!(stdout, "{text}").and_then(|()| stdout.flush());

@@ -73,7 +73,7 @@ fn otherwise_it_is_looked_for_on_the_path() {
 }
 
 #[test]
-fn who_does_not_have_it_is_told_how_to_build_it() {
+fn a_missing_program_is_reported_with_the_build_command() {
     let _alone = alone();
     let (here, elsewhere) = (TempFolder::new(), TempFolder::new());
     let mut evenkeel = evenkeel_in(&here);
@@ -85,7 +85,7 @@ fn who_does_not_have_it_is_told_how_to_build_it() {
 
 /// A program that cannot be executed is reported differently from a missing one.
 #[test]
-fn what_does_not_run_says_so() {
+fn a_program_that_does_not_run_is_reported() {
     let _alone = alone();
     let (here, elsewhere) = (TempFolder::new(), TempFolder::new());
     here.file("evenkeel-bench", "no program");

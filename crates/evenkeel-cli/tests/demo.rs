@@ -77,7 +77,7 @@ fn nothing_is_left_running() {
     assert!(backends.iter().all(|address| TcpStream::connect(address).is_ok()), "{backends:?}");
     demo.signal("KILL");
     demo.end();
-    wait_until("nobody listens", || {
+    wait_until("no process listens", || {
         backends.iter().chain([&page]).all(|address| TcpStream::connect(address).is_err())
     });
 }
@@ -120,7 +120,7 @@ fn page(demo: &mut RunningCommand) -> String {
 }
 
 fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("somebody listens");
+    let mut stream = TcpStream::connect(address).expect("the page is served");
     write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").expect("it reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
@@ -137,7 +137,7 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
 
 /// Invalid flags are reported at once, with exit code 2.
 #[test]
-fn wrong_flags_are_told() {
+fn invalid_flags_are_reported() {
     let refused = |args: &[&str]| evenkeel(["demo"].iter().chain(args)).ends_with(2).stderr;
     assert!(refused(&["--seconds", "5"]).contains("12..=3600"));
     assert!(refused(&["--page", "127.0.0.1:0", "--no-page"]).contains("cannot be used with"));

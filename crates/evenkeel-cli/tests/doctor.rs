@@ -317,7 +317,7 @@ async fn a_name_that_does_not_resolve() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_listens() {
+async fn a_port_without_a_listener() {
     let (_held, address) = closed_port();
     doctor(&insecure(address), &[]).await.stopped_at(3, "TCP", "refused", "nobody listens on that port");
 }

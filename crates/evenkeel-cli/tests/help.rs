@@ -19,7 +19,7 @@ fn every_command_helps_with_examples() {
         assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
         assert!(!help.contains('\x1b'), "{help:?}");
     }
-    assert!(!all.contains("demo-backend"), "what is not for people is not shown");
+    assert!(!all.contains("demo-backend"), "internal commands are hidden");
 }
 
 #[test]

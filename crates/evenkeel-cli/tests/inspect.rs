@@ -311,7 +311,7 @@ async fn an_evenkeel_process() {
     assert!(shown.contains("channel xds:///admin-orders READY 0 calls/s"), "{shown}");
     assert!(shown.contains("round_robin"), "{shown}");
     assert!(shown.contains("endpoint"), "{shown}");
-    assert!(shown.contains("xds:///admin-orders node node-7"), "CSDS is asked too:\n{shown}");
+    assert!(shown.contains("xds:///admin-orders node node-7"), "CSDS is requested too:\n{shown}");
     inspect_at(admin.address()).await.ends_with(1);
     let json = inspect(vec![admin.address().to_string(), "--json".to_owned()]).await.json();
     assert_eq!(json["state"]["title"], "orders-7");

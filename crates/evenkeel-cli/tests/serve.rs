@@ -99,7 +99,7 @@ async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
 /// NACKs are reported with the client's error, also as JSON. SIGTERM ends the command with exit code 0.
 // The client must run while the test blocks on lines.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rejection_is_told() {
+async fn a_rejection_is_reported() {
     let folder = TempFolder::new();
     let text = "services: {orders: {}}\nclusters: {orders: {policy: {myorg.Fastest: {}}, endpoints: [10.0.0.1:1]}}\n";
     let file = folder.file("mesh.yaml", text);
@@ -164,7 +164,7 @@ fn what_cannot_be_served_ends_with_2() {
 
 /// The default address is on loopback. Listening on all interfaces prints a warning.
 #[test]
-fn others_are_let_in_only_if_told_so() {
+fn other_machines_connect_only_if_enabled() {
     let help = evenkeel(["serve", "--help"]).ends_with(0).stdout;
     assert!(help.contains("[default: 127.0.0.1:18000]"), "{help}");
     let folder = TempFolder::new();

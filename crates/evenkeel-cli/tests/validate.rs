@@ -35,7 +35,7 @@ fn a_bad_bootstrap_is_shown_where_it_is_bad() {
 }
 
 #[test]
-fn a_good_bootstrap_is_fine_and_unwise_things_are_said() {
+fn a_valid_bootstrap_passes_with_warnings() {
     let folder = TempFolder::new();
     let server = |uri: &str| json!({ "server_uri": uri, "channel_creds": [{ "type": "insecure" }] });
     let local = json!({ "xds_servers": [server("localhost:18000")], "node": { "id": "n" } });
@@ -67,7 +67,7 @@ fn broken_json_is_shown_where_it_breaks() {
     assert_eq!((&finding["severity"], &finding["place"]), (&json!("error"), &json!([2, 19])));
     let text = finding["text"].as_str().expect("a text");
     assert!(text.starts_with("cannot be read as JSON: "), "{text}");
-    assert!(!text.contains("line"), "the place is told once: {text}");
+    assert!(!text.contains("line"), "the position is reported once: {text}");
 }
 
 #[test]
@@ -102,7 +102,7 @@ async fn ask(control: &ControlPlane, more: &'static [&'static str]) -> common::C
 }
 
 #[tokio::test]
-async fn a_control_plane_that_is_fine_is_said_to_be() {
+async fn a_valid_control_plane_passes() {
     let control = ControlPlane::start().await;
     control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
     let outcome = ask(&control, &["--node", "me"]).await.ends_with(0);
@@ -121,7 +121,7 @@ async fn a_control_plane_that_is_fine_is_said_to_be() {
 /// A cluster that clients would NACK is reported with all problems, and the NACK is sent to the control
 /// plane.
 #[tokio::test]
-async fn what_a_control_plane_sends_wrong_is_told_with_paths() {
+async fn invalid_resources_are_reported_with_paths() {
     let control = ControlPlane::start().await;
     control.serve("orders", "pay", &[]);
     control.set(Cluster {
@@ -141,7 +141,7 @@ async fn what_a_control_plane_sends_wrong_is_told_with_paths() {
 
 /// Missing resources are reported after the timeout, also if the control plane sends nothing about them.
 #[tokio::test]
-async fn what_does_not_exist_is_told() {
+async fn missing_resources_are_reported() {
     let control = ControlPlane::start().await;
     control.set(resources::listener_with_rds("orders", "routes"));
     let outcome = ask(&control, &["--wait", "2", "--json"]).await.ends_with(1);
@@ -260,7 +260,7 @@ fn a_mesh_is_judged_by_its_yaml_first() {
 /// A resource that clients would NACK is reported with its name, the field path and the position of the
 /// cluster in the file.
 #[test]
-fn what_clients_would_nack_is_told() {
+fn resources_that_clients_would_nack_are_reported() {
     let folder = TempFolder::new();
     let file = folder.file(
         "mesh.yaml",
@@ -268,7 +268,7 @@ fn what_clients_would_nack_is_told() {
     );
     let outcome = evenkeel(["validate", "--json", &file]).ends_with(1);
     let findings = outcome.json()[0]["findings"].as_array().expect("findings").clone();
-    assert_eq!(findings.len(), 1, "a cluster is told once: {findings:?}");
+    assert_eq!(findings.len(), 1, "a cluster is reported once: {findings:?}");
     let finding = &findings[0];
     assert_eq!((&finding["severity"], &finding["place"]), (&json!("error"), &json!([4, 3])));
     assert_eq!(finding["resource"], "cluster \"orders\"");
@@ -282,7 +282,7 @@ fn what_clients_would_nack_is_told() {
 
 /// A valid cluster without a usable endpoint is an error.
 #[test]
-fn a_cluster_with_nobody_to_call_is_told() {
+fn a_cluster_without_usable_endpoints_is_reported() {
     let folder = TempFolder::new();
     let file = folder.file(
         "mesh.yaml",
@@ -296,7 +296,7 @@ fn a_cluster_with_nobody_to_call_is_told() {
 
 /// `--kind` sets the kind of a file. A mesh in JSON is detected without it.
 #[test]
-fn what_a_file_is_can_be_told() {
+fn the_kind_of_a_file_can_be_set() {
     let folder = TempFolder::new();
     let mesh =
         json!({ "services": { "a": {} }, "clusters": { "a": { "endpoints": ["10.0.0.1:1"] } } }).to_string();
@@ -309,7 +309,7 @@ fn what_a_file_is_can_be_told() {
 
 /// Warnings of policies about their endpoints do not change the exit code.
 #[test]
-fn what_policies_complain_of_is_a_warning() {
+fn warnings_of_policies_are_reported() {
     let folder = TempFolder::new();
     let many: Vec<_> = (0..40).map(|i| format!("10.0.0.{i}:1")).collect();
     let endpoints = many.join(", ");
@@ -327,7 +327,7 @@ fn what_policies_complain_of_is_a_warning() {
 
 /// A service whose resources are all accepted and whose calls all fail is an error.
 #[tokio::test]
-async fn targets_without_a_call_that_succeeds_are_told() {
+async fn targets_whose_calls_all_fail_are_reported() {
     let control = ControlPlane::start().await;
     let address = "127.0.0.1:1".parse().expect("an address");
     control.serve("orders", "pay", &[address]);
@@ -356,7 +356,7 @@ async fn targets_without_a_call_that_succeeds_are_told() {
 /// Ignored fields of accepted resources are warnings: fields that the parser decodes, and fields that it
 /// skips.
 #[tokio::test]
-async fn ignored_fields_are_told() {
+async fn ignored_fields_are_warned_about() {
     let control = ControlPlane::start().await;
     control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
     let mut routes = resources::route_config("orders", "pay");
@@ -393,7 +393,7 @@ async fn ignored_fields_are_told() {
 
 /// A control plane with an xDS target as URI is unsupported, and so is a target without a control plane.
 #[test]
-fn control_planes_that_cannot_be_asked_are_told() {
+fn unsupported_control_planes_are_reported() {
     let folder = TempFolder::new();
     let text = "{\"xds_servers\": [\n  {\"server_uri\": \"xds:///control\", \"channel_creds\": [{\"type\": \"insecure\"}]}]}";
     let file = folder.file("bootstrap.json", text);

@@ -37,16 +37,16 @@ const MAX_QUEUE_DELAY: Duration = Duration::from_millis(500);
 /// Interval between two updates of the reported utilization.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Be a backend of the demo.
+/// Run one backend process of the demo.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoBackendArgs {
-    /// Who it says it is.
+    /// Name that the backend returns with each response.
     #[arg(long)]
     name: String,
-    /// How many calls it can do in a second.
+    /// Capacity in calls per second.
     #[arg(long)]
     capacity: u32,
-    /// Where it listens.
+    /// Address to listen on.
     #[arg(long)]
     listen: SocketAddr,
 }

@@ -37,28 +37,29 @@ const MESH_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Fraction of an act excluded from its figures while the change takes effect.
 const WARMUP_FRACTION: f64 = 0.25;
 
-/// Show it: five backends, a control plane, a client and a page, on this machine.
+/// Run a demo on this machine: five backends, a control plane, a client and a status page.
 ///
-/// Six acts: round robin, weights from the control plane, weights from the load that backends report, a backend that dies and
-/// returns, a priority that fails over, weights edited live. All of it is real: processes, sockets, xDS, gRPC; only the
-/// backends' capacities are made up, since they share one machine. It ends by itself and leaves nothing running.
+/// The six acts are round robin, weights from the control plane, weights from reported load, a backend that is killed
+/// and restarted, failover to another priority, and live edits of weights. Processes, sockets, xDS and gRPC are real.
+/// The backends' capacities are simulated, since they share one machine. The demo ends by itself and stops all its
+/// processes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  evenkeel demo                    watch it here, or on the page whose address it prints
-  evenkeel demo --seconds 120      slower
+  evenkeel demo                    on the terminal, and on the page whose address is printed
+  evenkeel demo --seconds 120      longer acts
   evenkeel demo --json | jq .      the figures of each act, for scripts")]
 pub(crate) struct DemoArgs {
-    /// How long the story takes in all.
+    /// Total duration of the demo, in seconds.
     #[arg(long, default_value_t = 42, value_parser = clap::value_parser!(u32).range(12..=3600))]
     seconds: u32,
-    /// Serve no page.
+    /// Do not serve the status page.
     #[arg(long)]
     no_page: bool,
-    /// Where the page is served; by default on a free port of 127.0.0.1.
+    /// Address of the status page. The default is a free port of 127.0.0.1.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "no_page")]
     page: Option<SocketAddr>,
-    /// Print one JSON object at the end, and nothing else.
+    /// Print only one JSON object, at the end.
     #[arg(long)]
     json: bool,
 }
@@ -183,7 +184,6 @@ impl DemoEnvironment {
 }
 
 /// Short backoff: gRPC's default maximum of two minutes exceeds the duration of an act.
-/// reconnect.
 fn backoff() -> Backoff {
     let mut backoff = Backoff::default();
     (backoff.initial, backoff.max) = (Duration::from_millis(250), Duration::from_millis(500));

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_bytes_tell_who_speaks() {
+    fn first_bytes_identify_the_protocol() {
         assert_eq!(detect_protocol(b"\0\0\x06\x04\0\0\0\0\0\0\x03"), PeerProtocol::Http2);
         assert_eq!(detect_protocol(&[0x15, 3, 3, 0, 2, 2, 10]), PeerProtocol::Tls);
         assert_eq!(

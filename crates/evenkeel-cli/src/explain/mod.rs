@@ -20,25 +20,25 @@ use self::answer::{CallHeaders, ExplainRequest, Explanation};
 use self::known::LocalResources;
 use crate::ui::{CliError, CliExit, TerminalOutput};
 
-/// Say where a call would go, and why.
+/// Show the routing and balancing of a call, from a mesh file alone.
 ///
-/// Reads a mesh and follows one call through it as a client would: which route takes it, which clusters it may go to, and
-/// what share of the calls each endpoint gets. Nothing is connected; every healthy endpoint counts as answering.
+/// Computes the result of a client for one call: the route that matches, the clusters that the call may be routed to,
+/// and each endpoint's share of the calls. No connection is made. Every healthy endpoint counts as connected.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExplainArgs {
-    /// The mesh.
+    /// Path of the mesh file.
     mesh: PathBuf,
-    /// What the client's channel is made for, such as xds:///orders. Not needed if the mesh has one service.
+    /// Target of the client's channel, such as xds:///orders. Optional if the mesh has one service.
     #[arg(long)]
     target: Option<String>,
-    /// The method that is called, such as /shop.Orders/Get.
+    /// Method of the call, such as /shop.Orders/Get.
     #[arg(long, default_value = "/")]
     path: String,
-    /// A header of the call, as name:value. May be given several times.
+    /// Header of the call, as name:value. May be repeated.
     #[arg(long = "header", value_name = "NAME:VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
-    /// Also show the four configs that lead from a cluster to its localities.
+    /// Also print the four configs from a cluster to its localities (A52).
     #[arg(long)]
     stages: bool,
     /// Print one JSON value instead of text.
@@ -52,8 +52,8 @@ Examples:
   evenkeel explain mesh.yaml --target xds:///orders --path /shop.Orders/Get --header x-user:ann
   evenkeel explain mesh.yaml --json | jq '.clusters[].tree'
 
-Exit codes: 0 the call gets to an endpoint, 1 it fails, or some such calls do,
-2 the mesh or the arguments cannot be used";
+Exit codes: 0 the call reaches an endpoint, 1 it fails, or some such calls fail,
+2 the mesh or the arguments are invalid";
 
 // All commands share one signature; this one awaits nothing.
 #[allow(clippy::unused_async)]

@@ -365,7 +365,7 @@ mod tests {
 
     /// Unknown and malformed resources are reported.
     #[test]
-    fn odd_resources_are_told() {
+    fn unknown_and_malformed_resources_are_reported() {
         let unknown = GenericXdsConfig {
             type_url: "type.googleapis.com/acme.v1.Thing".to_owned(),
             name: "thing".to_owned(),

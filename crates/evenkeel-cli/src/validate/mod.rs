@@ -21,35 +21,36 @@ use serde_json::json;
 
 use crate::ui::{self, CliError, CliExit, TerminalOutput, TextStyle};
 
-/// Say what clients would reject of a mesh, a bootstrap or a running control plane, and why.
+/// Report the errors that clients would reject a mesh, a bootstrap or a control plane's resources for.
 ///
-/// Files are meshes (YAML) or bootstraps (JSON), told apart by what is in them. With --server or --bootstrap a control
-/// plane is asked for all that a client of --target needs, as that client would ask; no call is sent to any backend.
+/// Files are meshes (YAML) or bootstraps (JSON), and their kind is detected. With --server or --bootstrap, the
+/// command requests the resources of --target from the control plane, as a client would. It sends no call to any
+/// backend.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ValidateArgs {
-    /// Meshes and bootstraps.
+    /// Paths of meshes and bootstraps.
     #[arg(required_unless_present_any = ["server", "bootstrap", "target"], conflicts_with_all = ["server", "bootstrap"])]
     files: Vec<PathBuf>,
-    /// What the files are, if that cannot be told from what is in them.
+    /// Kind of the files, instead of detecting it.
     #[arg(long, conflicts_with_all = ["server", "bootstrap"])]
     kind: Option<FileKind>,
-    /// Ask this control plane.
+    /// Address of the control plane.
     #[arg(long, value_name = "HOST:PORT", requires = "target", conflicts_with = "bootstrap")]
     server: Option<String>,
-    /// Ask the control planes of this bootstrap.
+    /// Path of a bootstrap, whose control planes are used.
     #[arg(long, value_name = "FILE", requires = "target")]
     bootstrap: Option<PathBuf>,
-    /// Ask for what a channel to this target needs, such as xds:///orders.
+    /// Target whose resources are requested, such as xds:///orders.
     #[arg(long, conflicts_with = "files")]
     target: Option<String>,
-    /// The node id to ask with.
+    /// Node id of the requests.
     #[arg(long, value_name = "ID", default_value = "evenkeel-validate", conflicts_with_all = ["bootstrap", "files"])]
     node: String,
-    /// Talk TLS to the control plane, with the system's roots.
+    /// Connect to the control plane by TLS, with the system's roots.
     #[arg(long, conflicts_with_all = ["bootstrap", "files"])]
     tls: bool,
-    /// How long to wait for resources that do not come.
+    /// Maximum wait for the resources, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = seconds, conflicts_with = "files")]
     wait: Duration,
     /// Print one JSON value instead of text.
@@ -64,8 +65,8 @@ Examples:
   evenkeel validate --server 127.0.0.1:18000 --target xds:///orders
   evenkeel validate --bootstrap \"$GRPC_XDS_BOOTSTRAP\" --target xds:///orders
 
-Exit codes: 0 nothing would be rejected, 1 something would,
-2 a file or the arguments cannot be used, 3 no control plane answers";
+Exit codes: 0 no errors, 1 errors found,
+2 a file or the arguments are invalid, 3 no control plane responds";
 
 /// Kind of an input file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
