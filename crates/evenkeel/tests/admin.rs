@@ -144,7 +144,7 @@ async fn the_state_follows_the_process() {
 
 /// Responses on the wire: content types, status codes and headers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_answers_those_who_may_ask() {
+async fn requests_are_served_by_host_and_origin() {
     let mut mesh = AdminFixture::new("payments").await;
     mesh.until("shares", |state| is_about(&shares(state, "payments"), [0.25, 0.75])).await;
     let address = mesh.admin.address().to_string();
@@ -190,7 +190,7 @@ async fn events_end_with_the_server() {
     watch.mark("halfway");
     let mut text = String::new();
     while !text.contains("halfway") {
-        let frame = body.frame().await.expect("it goes on").expect("a good connection");
+        let frame = body.frame().await.expect("a further event").expect("an open connection");
         text.push_str(&String::from_utf8_lossy(frame.data_ref().expect("data")));
     }
     drop(admin);
@@ -201,7 +201,7 @@ async fn events_end_with_the_server() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), refused).await.expect("nobody listens");
+    tokio::time::timeout(Duration::from_secs(30), refused).await.expect("the port is closed");
 }
 
 async fn get(address: &str, path: &str, headers: &[(&str, &str)]) -> (u16, http::HeaderMap, Vec<u8>) {
@@ -214,7 +214,7 @@ async fn ask(
     path: &str,
     headers: &[(&str, &str)],
 ) -> (u16, http::HeaderMap, hyper::body::Incoming) {
-    let io = TokioIo::new(TcpStream::connect(address).await.expect("somebody listens"));
+    let io = TokioIo::new(TcpStream::connect(address).await.expect("the server listens"));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.expect("HTTP/1");
     tokio::spawn(connection);
     let mut request = http::Request::get(path);
@@ -291,7 +291,7 @@ async fn slow_heads_are_cut_off() {
     assert_eq!(status, 200);
     let begun = tokio::time::Instant::now();
     while begun.elapsed() < Duration::from_secs(100) {
-        body.frame().await.expect("it goes on").expect("a good connection");
+        body.frame().await.expect("a further event").expect("an open connection");
     }
 }
 
@@ -312,7 +312,7 @@ async fn connections_are_limited() {
     let refused = TcpStream::connect(&address).await.expect("a connection");
     assert_eq!(read_to_end(refused).await, "");
     csds.fetch_client_status(ClientStatusRequest::default()).await.expect("an answer");
-    events.frame().await.expect("it goes on").expect("a good connection");
+    events.frame().await.expect("a further event").expect("an open connection");
     // A released slot is reused.
     open.clear();
     let served = async {

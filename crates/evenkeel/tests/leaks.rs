@@ -203,7 +203,7 @@ async fn unanswered_connections() {
     // The attempt is in progress when the channel is dropped.
     drop(channel);
     while proxy.open_connections() > 0 {
-        assert!(begun.elapsed() < LONG, "the attempt goes on without its channel");
+        assert!(begun.elapsed() < LONG, "the attempt continues without its channel");
         sleep(Duration::from_millis(2)).await;
     }
 }

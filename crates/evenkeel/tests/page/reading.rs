@@ -282,7 +282,7 @@ async fn the_theme_can_be_chosen_and_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_moves_for_those_who_do_not_want_it() {
+async fn reduced_motion_is_respected() {
     let Some(browser) = Browser::start().await else { return };
     let script = Script::start(state(0, &[channel(1, "xds:///orders", &fleet())])).await;
     let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;

@@ -28,7 +28,7 @@ async fn looks_that_come_before_the_history_are_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_says_whether_the_balance_is_even_and_whom_it_hurts() {
+async fn uneven_balance_is_reported_with_the_endpoints() {
     let Some(browser) = Browser::start().await else { return };
     let script = Script::start(state(0, &[channel(1, "xds:///orders", &fleet())])).await;
     let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
@@ -230,7 +230,7 @@ async fn a_thousand_endpoints_stay_usable() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_server_is_gone_it_says_so_and_returns() {
+async fn a_lost_server_is_reported_until_it_returns() {
     let Some(browser) = Browser::start().await else { return };
     let script = Script::start(busy_state(0)).await;
     let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
@@ -266,7 +266,7 @@ async fn when_the_server_is_gone_it_says_so_and_returns() {
 
 /// A65: a NACKed update is shown with all reasons, and the version in use stays visible.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_resource_says_why() {
+async fn a_rejected_resource_shows_the_reason() {
     let Some(browser) = Browser::start().await else { return };
     let mut state = busy_state(3);
     let cluster = &mut state["xds"][0]["resources"][2];
@@ -285,7 +285,7 @@ async fn a_refused_resource_says_why() {
     assert!(
         text(&page, "#because").await.ends_with("1 resource was refused; what came before stays in force.")
     );
-    assert_eq!(text(&page, "#headline").await, "On an even keel", "it hurts nobody yet");
+    assert_eq!(text(&page, "#headline").await, "On an even keel", "no endpoint is affected yet");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -135,7 +135,7 @@ async fn a_dead_endpoint_is_tried_at_back_off_steps_and_used_when_it_returns() {
     until("five attempts failed", || dials.failed(victim.address()) >= 5).await;
     load.further(0).await;
     assert_eq!(load.failed(), failed, "nothing fails while it is down");
-    assert_eq!(victim.calls(), calls, "nobody is sent there");
+    assert_eq!(victim.calls(), calls, "no call is sent there");
     let attempts = dials.to(victim.address());
     let waits =
         attempts.windows(2).skip(1).map(|pair| pair[1].at.duration_since(pair[0].at)).collect::<Vec<_>>();
@@ -329,7 +329,7 @@ async fn a_black_hole_is_found_by_keepalive() {
 /// and no call fails. An address that accepts and stays silent runs into the connect timeout, then into
 /// backoff.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn endpoints_that_never_answer_are_not_waited_for() {
+async fn unresponsive_endpoints_delay_no_call() {
     let backends = backends(10).await;
     let silent = Proxy::to(backends[9].address()).await;
     silent.accept_only(true);
@@ -407,7 +407,7 @@ async fn the_next_address_is_tried_after_a_delay() {
 /// fault 53: endpoints connect slowly, one after the other. Calls use the READY ones, and none waits for a
 /// CONNECTING one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_call_is_sent_to_who_is_connecting() {
+async fn no_call_waits_for_a_connecting_endpoint() {
     let served = serve(|_| Answer::Ok(Vec::new().into()));
     let addresses: Vec<SocketAddr> = (0..40).map(|i| served.address(i)).collect();
     let dials = RecordingConnector::default();
@@ -465,7 +465,7 @@ async fn calls_wait_for_a_stream() {
 /// fault 73: a process without free descriptors: calls fail with the reason, calls on existing connections
 /// continue, and all recovers with free descriptors. This test starts the process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_descriptors_calls_say_so_and_recover() {
+async fn without_descriptors_calls_fail_with_the_reason_and_recover() {
     let served = serve(|_| Answer::Ok(Vec::new().into()));
     let addresses: Vec<SocketAddr> = (0..100).map(|i| served.address(i)).collect();
     let output = tokio::task::spawn_blocking(move || {

@@ -121,5 +121,5 @@ async fn garbage_out_of_band_is_counted() {
     };
     timeout(Duration::from_secs(30), seen).await.expect("reports are counted");
     assert_eq!(counted.ignored().len(), 1, "what comes on calls is not looked at");
-    assert_eq!(counted.backend.load_streams(), 1, "the stream goes on");
+    assert_eq!(counted.backend.load_streams(), 1, "the stream continues");
 }

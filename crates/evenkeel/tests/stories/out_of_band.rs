@@ -113,7 +113,7 @@ const SECOND: &str = "10.0.0.2:80";
 /// ORCA-9: a failed stream is retried after 1 s, 1.6 s and so on up to 120 s, with 20 % jitter. Any message
 /// before the end resets the backoff, and the next attempt is immediate, at most once per second.
 #[tokio::test(start_paused = true)]
-async fn streams_that_end_are_asked_for_again() {
+async fn streams_that_end_are_retried() {
     let seconds = Duration::from_secs;
     let mut script = vec![Answer::Fails(Code::Unavailable); 13];
     script.push(Answer::ReportsFor(seconds(5)));
@@ -138,14 +138,14 @@ async fn streams_that_end_are_asked_for_again() {
         // Timers have millisecond resolution.
         assert!((least - 0.005..=most + 0.005).contains(gap), "{gap} in {gaps:?}");
     }
-    assert_eq!(backends.asked(SECOND).len(), 1, "a stream that goes on is not asked for again");
+    assert_eq!(backends.asked(SECOND).len(), 1, "an open stream is not started again");
     drop(channel);
 }
 
-/// fault 59, ORCA-9: a backend without the service is asked once, with one error in the log. The channel
-/// continues without reports.
+/// fault 59, ORCA-9: a backend without the service gets one stream, with one error in the log. The channel continues
+/// without reports.
 #[tokio::test(start_paused = true)]
-async fn who_does_not_know_the_service_is_asked_once() {
+async fn a_backend_without_the_service_is_called_once() {
     let log = Log::default();
     let _logging = tracing::subscriber::set_default(log.clone());
     let fails = [Answer::Fails(Code::Unimplemented); 3];

@@ -249,7 +249,7 @@ fn check(
 /// RST_STREAM fails its call with the gRPC status of the error code, and no other call. Response headers
 /// prevent any retry.
 #[tokio::test]
-async fn resets_mean_what_the_table_says() {
+async fn resets_map_to_status_codes() {
     let table = [
         (code::NO_ERROR, Code::Internal, "NO_ERROR"),
         (code::PROTOCOL_ERROR, Code::Internal, "PROTOCOL_ERROR"),
@@ -298,7 +298,7 @@ type End = fn(Conn, u32) -> Pin<Box<dyn Future<Output = Option<Conn>> + Send>>;
 
 /// PF-15: a connection that closes during a call fails it with UNAVAILABLE, the address and the reason.
 #[tokio::test]
-async fn a_call_says_how_its_connection_ended() {
+async fn calls_report_how_their_connection_ended() {
     let peer = Peer::bind().await;
     let channel =
         to(peer.address()).keepalive(Duration::from_millis(200), Duration::from_millis(100)).build().unwrap();
@@ -363,7 +363,7 @@ async fn a_call_says_how_its_connection_ended() {
 /// Responses that are not gRPC: the HTTP status selects the status code, and the message describes the
 /// response. Retry policies apply.
 #[tokio::test]
-async fn an_answer_that_is_not_grpc_is_named() {
+async fn a_response_that_is_not_grpc_is_described() {
     let peer = Peer::bind().await;
     let plain = to(peer.address()).build().unwrap();
     plain.connect();
@@ -449,7 +449,7 @@ async fn malformed_load_reports_fail_nothing() {
 /// GOAWAY with `too_many_pings` doubles the keepalive time of the next connection, each time.
 /// ENHANCE_YOUR_CALM for another reason does not.
 #[tokio::test]
-async fn pings_get_rarer_if_the_peer_says_so() {
+async fn too_many_pings_lengthens_the_keepalive_time() {
     let time = Duration::from_millis(200);
     let peer = Peer::bind().await;
     let channel = to(peer.address())

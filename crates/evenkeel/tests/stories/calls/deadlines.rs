@@ -47,7 +47,7 @@ fn told(text: &str) -> Duration {
 /// `grpc-timeout` carries the remaining time, never more. It is absent without a deadline. Time spent waiting
 /// for an endpoint is subtracted.
 #[tokio::test]
-async fn servers_are_told() {
+async fn the_deadline_is_sent_to_servers() {
     const ALL: Duration = Duration::from_secs(40);
     let backend = Backend::start().await;
     let channel = to([&backend]).build().unwrap();
@@ -120,7 +120,7 @@ async fn calls_are_late_wherever_they_wait() {
 /// Neither a server that sends continuously nor an application that reads late extends the deadline. Buffered
 /// messages are not read to the end.
 #[tokio::test]
-async fn a_busy_answer_is_late_too() {
+async fn a_busy_response_exceeds_its_deadline() {
     let backend = Backend::start().await;
     let mut client = client(&backend);
     within(client.unary(request(""))).await.unwrap();
@@ -182,5 +182,5 @@ async fn the_shorter_deadline_counts() {
         within(client.client_stream(timed(tokio_stream::once(endless(0)), SHORT))).await.unwrap_err();
     is_late(&status, &not_answered);
     let answer = client.client_stream(tokio_stream::once(request("in time"))).await.unwrap().into_inner();
-    assert!(answer.metadata.contains_key("grpc-timeout"), "the config's, told to the server");
+    assert!(answer.metadata.contains_key("grpc-timeout"), "the timeout of the config");
 }

@@ -113,7 +113,7 @@ async fn half_of_the_calls_are_dropped() {
 
 /// Any number of late responses to cancelled calls leaves the connection and its calls intact.
 #[tokio::test]
-async fn late_answers_do_no_harm() {
+async fn late_responses_do_no_harm() {
     // More than h2's default limit for a misbehaving peer.
     const GIVEN_UP: usize = 1500;
     let peer = Peer::bind().await;

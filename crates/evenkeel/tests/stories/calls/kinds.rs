@@ -259,7 +259,7 @@ async fn ten_thousand_calls_at_once() {
 
 /// `CapturePeer` returns the serving address in every kind of call. Other calls do not carry it.
 #[tokio::test]
-async fn who_answered() {
+async fn capture_peer_returns_the_serving_address() {
     let backends = [Backend::start().await, Backend::start().await];
     let mut client = Client::new(to(&backends).service_config(policy("round_robin")).build().unwrap());
     let asking = || {

@@ -29,7 +29,7 @@ async fn states_follow_the_connection() {
     backend.drain().await;
     becomes(&channel, Idle).await;
     backend.restart().await;
-    assert_eq!(backend.connections(), 1, "nobody has asked");
+    assert_eq!(backend.connections(), 1, "no call was made");
     within(EchoClient::new(channel.clone()).unary(request(""))).await.unwrap();
     assert_eq!((channel.connectivity(), backend.connections()), (Ready, 2));
 

@@ -50,7 +50,7 @@ fn attempts(server: &Server) -> Vec<String> {
 
 /// Status codes, attempt limit and server pushback decide. The caller gets the last response.
 #[tokio::test]
-async fn tried_again_as_the_policy_says() {
+async fn retried_as_the_policy_configures() {
     use Code::{Internal, InvalidArgument, Ok as Fine, ResourceExhausted, Unavailable};
     let cases: Vec<(Vec<Step>, Code, &[&str])> = vec![
         (vec![], Fine, &["-"]),

@@ -26,7 +26,7 @@ async fn call(backend: &Backend, credentials: TlsCredentialsBuilder) -> Result<S
 /// Server and client authentication. A failed handshake is reported with the address, the expected name and
 /// the reason, and no call reaches the server.
 #[tokio::test]
-async fn both_sides_prove_who_they_are() {
+async fn both_sides_are_authenticated() {
     let (ca, clients, others) = (Ca::new("servers"), Ca::new("clients"), Ca::new("others"));
     let cert = ca.issue(&["orders.prod", "127.0.0.1"]);
     let open = Backend::builder().tls(serving(&cert, None)).start().await;
@@ -75,7 +75,7 @@ async fn both_sides_prove_who_they_are() {
 /// fault 60: a backend returns at the same address with another identity. It gets no calls, the others
 /// continue, and the tree shows the failure. A configured authority decides the expected name.
 #[tokio::test]
-async fn a_backend_that_is_somebody_else() {
+async fn a_backend_with_another_identity() {
     let ca = Ca::new("servers");
     let ours = serving(&ca.issue(&["orders.prod"]), None);
     let other = serving(&ca.issue(&["billing.prod"]), None);

@@ -21,7 +21,7 @@ use super::{Client, client, request, to, within};
 /// Flow control in both directions: an application that reads late limits the server, and a server that reads
 /// late limits the polls of the request stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_reads_late_holds_up_the_sender() {
+async fn a_slow_reader_limits_the_sender() {
     const MESSAGES: usize = 60;
     // The windows of both sides, one buffered message each, and a reserve.
     const AHEAD: usize = 12;
@@ -51,7 +51,7 @@ async fn who_reads_late_holds_up_the_sender() {
 
 /// A server fails while the client still sends: the call fails at once, and the request stream is dropped.
 #[tokio::test]
-async fn servers_answer_early() {
+async fn servers_respond_early() {
     for after in [0, 2] {
         let server = Server::start(move |_| Step::Fail {
             after,
@@ -83,7 +83,7 @@ async fn servers_answer_early() {
 
 /// Responses arrive while the request stream is silent, and other calls are not blocked.
 #[tokio::test]
-async fn silent_requests_do_not_hold_up_answers() {
+async fn silent_requests_do_not_block_responses() {
     let server = Server::start(|call| if call == 0 { Step::Speak(100) } else { Step::Echo }).await;
     let mut client = Client::new(crate::builder(server.target()).build().unwrap());
     let (sender, requests) = mpsc::channel(1);

@@ -45,7 +45,7 @@ async fn names_are_looked_up() {
 
 /// An unresolvable name fails calls with a status that contains the name.
 #[tokio::test]
-async fn unknown_names_say_so() {
+async fn unknown_names_fail_calls() {
     let channel = crate::builder("dns:///nobody.invalid:1234").build().unwrap();
     let status = within(EchoClient::new(channel.clone()).unary(request(""))).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable);
@@ -76,7 +76,7 @@ async fn unix_sockets() {
 
 /// Invalid settings fail `build`, and the error names the setting.
 #[tokio::test]
-async fn bad_settings_are_said_at_once() {
+async fn invalid_settings_fail_build() {
     let target = |target: &str| crate::builder(target);
     let config = |json: &str| target("ipv4:127.0.0.1:1").service_config(json);
     let cases = [
@@ -129,7 +129,7 @@ fn a_channel_needs_a_runtime() {
 /// The server sees the configured authority, and the user agent followed by evenkeel's own. A header of the
 /// application takes precedence.
 #[tokio::test]
-async fn servers_see_who_calls() {
+async fn servers_see_authority_and_user_agent() {
     let ours = concat!("evenkeel/", env!("CARGO_PKG_VERSION"));
     let backend = Backend::start().await;
     let seen = async |mut client: Client| client.unary(request("")).await.unwrap().into_inner().metadata;

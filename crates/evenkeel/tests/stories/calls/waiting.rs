@@ -78,7 +78,7 @@ async fn connecting_is_no_failure() {
 
 /// LBX-10: dropping a queued call leaves no state behind.
 #[tokio::test]
-async fn who_waits_may_leave() {
+async fn queued_calls_can_be_dropped() {
     let backend = Backend::start().await;
     backend.kill();
     let channel = to([&backend]).build().unwrap();

@@ -68,7 +68,7 @@ async fn failover_and_return() {
     }
     let load = Load::start(&mesh.channel, CALLERS);
     load.further(12).await;
-    assert!(second.iter().all(|backend| backend.connections() == 0), "nobody needs the second yet");
+    assert!(second.iter().all(|backend| backend.connections() == 0), "the second priority is not needed yet");
 
     // Held calls cannot end before the kill.
     first[0].pause();

@@ -259,8 +259,8 @@ async fn errors_move_calls_away() {
     load.stop().await.expect_none_failed();
 }
 
-/// fault 59, ORCA-9: a backend without the service is not asked again on the same connection, also after
-/// config updates. Calls use round robin, and none fails. A new connection is asked again.
+/// fault 59, ORCA-9: a backend without the service gets one stream per connection, also after config updates. Calls
+/// use round robin, and none fails. A new connection gets another stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backends_that_do_not_report() {
     let mesh = Mesh::start(3).await;

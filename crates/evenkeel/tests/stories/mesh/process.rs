@@ -46,7 +46,7 @@ async fn reports_of_load_may_wait() {
 
 /// fault 76: the control plane does not implement LRS.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_takes_reports_of_load() {
+async fn a_control_plane_without_lrs() {
     let mesh = Mesh::start(2).await;
     mesh.control.lrs_unimplemented();
     mesh.control.set(reporting("pay"));
@@ -169,7 +169,7 @@ async fn a_blocked_worker() {
     }
     assert!(!blocked.is_finished());
     end.send(()).unwrap();
-    blocked.await.unwrap().expect("it was told to end");
+    blocked.await.unwrap().expect("it ends on request");
     until("the new one is called", || async {
         call(&channel).await.unwrap();
         another.calls() > 0

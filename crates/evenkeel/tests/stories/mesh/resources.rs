@@ -149,7 +149,7 @@ async fn an_invalid_cluster_is_refused() {
 
 /// fault 23: the same with `fail_on_data_errors`: calls fail with the reason until a valid cluster arrives.
 #[tokio::test]
-async fn an_invalid_cluster_fails_where_the_bootstrap_says_so() {
+async fn an_invalid_cluster_fails_with_fail_on_data_errors() {
     let mesh = Mesh::start(1).await;
     let channel = channel_with(&mesh.control, "\"fail_on_data_errors\"").build().unwrap();
     call(&channel).await.unwrap();
@@ -207,7 +207,7 @@ async fn one_bad_cluster_among_many() {
 /// fault 24: with `ignore_resource_deletion` the control plane deletes everything. Calls continue, and later
 /// failures do not mention the deletion once the resources are back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deletions_are_ignored_where_the_bootstrap_says_so() {
+async fn deletions_are_ignored_if_the_bootstrap_requests_it() {
     let mut mesh = Mesh::start(2).await;
     mesh.channel = channel_with(&mesh.control, "\"ignore_resource_deletion\"").build().unwrap();
     let load = Load::start(&mesh.channel, 8);

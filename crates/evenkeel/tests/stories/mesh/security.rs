@@ -175,7 +175,7 @@ fn der(cert: &Cert) -> Vec<u8> {
 /// RT-4: the fallback credentials, plaintext or TLS, apply to clusters without a transport socket and to
 /// targets without a control plane.
 #[tokio::test]
-async fn without_a_word_the_fallback_counts() {
+async fn without_a_security_config_the_fallback_applies() {
     let Parts { servers, folder, backend, .. } = Parts::new().await;
     let plain = resources::cluster("pay");
     let (_control, channel) = service(plain.clone(), &[backend.address()], &folder).await;
@@ -198,7 +198,7 @@ async fn without_a_word_the_fallback_counts() {
 
 /// A29: mTLS with the bootstrap's providers. No SNI is sent unless the cluster sets it.
 #[tokio::test]
-async fn both_sides_prove_who_they_are() {
+async fn both_sides_are_authenticated() {
     let parts = Parts::new().await;
     let front = parts.front(&parts.servers.issue(&["whatever.internal"])).await;
     for (context, expected) in [

@@ -8,7 +8,7 @@ use tonic::Code;
 #[tokio::test]
 async fn the_first_call() {
     let mesh = Mesh::start(2).await;
-    assert!(mesh.channel.tree().await.is_none(), "nobody asked for anything yet");
+    assert!(mesh.channel.tree().await.is_none(), "no call was made yet");
     assert_eq!(mesh.control.streams(), 0);
 
     let answered_by = call(&mesh.channel).await.unwrap();

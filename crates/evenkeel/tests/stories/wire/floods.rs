@@ -63,7 +63,7 @@ async fn broken_frames_end_a_connection_and_no_more() {
         assert_eq!(stream, Some(1), "{what}: the first on its connection");
         conn.send(frame).await.unwrap();
         let code = long(conn.closed()).await;
-        assert!(code.is_some_and(|code| code != code::NO_ERROR), "{what}: the peer is told, with {code:?}");
+        assert!(code.is_some_and(|code| code != code::NO_ERROR), "{what}: GOAWAY has the code {code:?}");
         let mut failed = Vec::new();
         while let Some(call) = calls.join_next().await {
             failed.extend(call.unwrap().err());

@@ -115,7 +115,7 @@ async fn an_upload_waits_for_the_window() {
         // One partially sent message, one held, and as many as tonic buffers (32 KiB).
         let most = 3 + (64 << 10) / size;
         let count = asked.load(Ordering::SeqCst);
-        assert!(count <= most, "{count} messages of {size} bytes were asked for, answer begun: {begun}");
+        assert!(count <= most, "{count} messages of {size} bytes were polled, response begun: {begun}");
 
         conn.send(Frame::new(kind::WINDOW_UPDATE, 0, stream, 40_000_u32.to_be_bytes().to_vec()))
             .await
@@ -130,7 +130,7 @@ async fn an_upload_waits_for_the_window() {
 /// A replayed upload waits for the window. If response headers arrive meanwhile, the call is committed, and
 /// the buffered messages are still sent.
 #[tokio::test]
-async fn what_is_sent_again_is_sent_whole_though_the_answer_begins() {
+async fn a_replayed_upload_is_sent_whole_despite_headers() {
     let peer = Peer::bind().await;
     let channel = to(peer.address()).build().unwrap();
     let (sender, requests) = mpsc::unbounded_channel();
@@ -185,7 +185,7 @@ async fn what_is_sent_again_is_sent_whole_though_the_answer_begins() {
 /// A peer may respond before it has read the whole request. The call completes, and the remaining request is
 /// not sent.
 #[tokio::test]
-async fn an_answer_may_come_before_the_request_is_over() {
+async fn a_response_may_precede_the_end_of_the_request() {
     let peer = Peer::bind().await;
     let channel = to(peer.address()).build().unwrap();
     let (sender, call) = client_stream(&channel);

@@ -197,7 +197,7 @@ async fn the_authority_rotates() {
     load.further(3).await;
     parts.folder.write("ca.pem", &successor.pem());
     control.set_endpoints("pay", &[b]);
-    until("the old one is let go", || async { old[0].inside().is_empty() }).await;
+    until("the old connection is closed", || async { old[0].inside().is_empty() }).await;
     control.set_endpoints("pay", &[a, b]);
     until("the old one is not let in again", || async {
         old[0].seen().last() == Some(&FrontConnection::NotIn)
