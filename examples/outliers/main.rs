@@ -1,8 +1,8 @@
-//! How is a server set aside that answers with errors?
+//! How do clients eject a server that fails calls?
 //!
-//! The server is connected, and healthy according to the control plane; only its callers see failures. With
-//! outlier detection every client judges by its own calls. Check the failures: they stop although the server
-//! still fails. After it is repaired, the ejection ends and it gets calls again.
+//! The server is connected, and healthy according to the control plane. Only its callers see failures. With outlier
+//! detection every client judges by its own calls. Check the failures: they stop although the server still fails.
+//! After it is repaired, the ejection ends and it gets calls again.
 
 use std::time::Duration;
 

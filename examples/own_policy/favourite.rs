@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_settings_are_refused_by_name() {
+    fn invalid_configs_are_rejected_with_the_field() {
         let mut registry = Registry::standard();
         registry.register::<Favourite>("example.Favourite");
         let refused =

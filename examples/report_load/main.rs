@@ -1,10 +1,10 @@
-//! How does my server say how busy it is, and do clients go by it?
+//! How does my server report its load, and how do clients use it?
 //!
-//! Three servers of unequal capacity use evenkeel's layer, and a channel uses `weighted_round_robin`. Check
-//! the shares: round robin applies during the blackout period, then every server has the same utilization.
+//! Three servers of unequal capacity use evenkeel's layer, and a channel uses `weighted_round_robin`. Check the
+//! shares: round robin applies during the blackout period, then every server has the same utilization.
 //!
-//! Servers, sockets, reports and weights are real. The capacities are simulated, since the servers share one
-//! machine: each server computes its utilization. Without `say_how_busy` the layer reports the CPU.
+//! Servers, sockets, reports and weights are real. The capacities are simulated, since the servers share one machine:
+//! each server computes its utilization. Without `say_how_busy` the layer reports the CPU.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use evenkeel_control::Mesh;
 
 /// Each example has a folder, a program, a row in the table and a test.
 #[test]
-fn every_example_stands_everywhere() {
+fn every_example_is_listed_and_tested() {
     let here = root().join("examples");
     let folders: BTreeSet<_> = fs::read_dir(&here)
         .unwrap()
@@ -63,7 +63,7 @@ fn links_of_the_guides_lead_somewhere() {
 
 /// Meshes and bootstraps in the guides are valid. (Their Rust code is compiled as doctests of this crate.)
 #[test]
-fn files_in_the_guides_are_right() {
+fn files_in_the_guides_are_valid() {
     let mut seen = [0; 2];
     for (page, text) in pages() {
         for mesh in blocks(&text, "yaml") {

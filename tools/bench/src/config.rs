@@ -23,25 +23,25 @@ pub(crate) use self::harness::{Shape, resources};
 use crate::Error;
 use crate::thresholds::Measured;
 
-/// How soon updates are in force and what they cost: all endpoints replaced, one replaced, a process that starts.
+/// Measure latency and cost of config updates: all endpoints replaced, one replaced, a process that starts.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only these tables.
+    /// Names of the tables to measure. The default is all of them.
     #[arg(long, value_delimiter = ',')]
     parts: Vec<Part>,
-    /// Numbers of endpoints.
+    /// Numbers of endpoints, one row each.
     #[arg(long, value_delimiter = ',', default_value = "10,100,1000,10000")]
     sizes: Vec<usize>,
-    /// How often all endpoints are replaced, for each row.
+    /// Number of replacements of all endpoints, per row.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     swaps: u32,
-    /// How often one endpoint is replaced, for each row.
+    /// Number of replacements of one endpoint, per row.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=200))]
     changes: u32,
     /// Number of channels without calls whose processor time is measured.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     channels: u32,
-    /// How often a process starts, for each row.
+    /// Number of process starts, per row.
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     starts: u32,
 }
@@ -49,13 +49,13 @@ pub(crate) struct Args {
 /// A table, in the order of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// All endpoints replaced while calls go.
+    /// All endpoints are replaced under load.
     Swap,
-    /// All replaced while nobody calls.
+    /// All endpoints are replaced without calls.
     Idle,
-    /// One replaced.
+    /// One endpoint is replaced.
     One,
-    /// A process that starts.
+    /// Start of a process.
     Cold,
     /// Calls on one worker thread while all endpoints are replaced, and at start-up.
     Storm,
@@ -63,7 +63,7 @@ enum Part {
     IdleCost,
 }
 
-/// The processes beside this one.
+/// Worker processes of the suite.
 #[derive(clap::Args)]
 pub(crate) struct Worker {
     #[command(subcommand)]
@@ -72,9 +72,9 @@ pub(crate) struct Worker {
 
 #[derive(clap::Subcommand)]
 enum Work {
-    /// Backends on every address of loopback.
+    /// Serves backends on every loopback address.
     Serve,
-    /// A client of the control plane at this port.
+    /// Runs a client of the control plane at this port.
     Client(client::Args),
 }
 

@@ -20,25 +20,25 @@ use crate::common::rounds::CONCURRENCY;
 use crate::table::Table;
 use crate::thresholds::{Measured, Threshold, ThresholdResult};
 
-/// Instructions and allocations of calls, picks and updates, which do not depend on the clock.
+/// Count instructions and allocations of calls, picks and updates, independent of the clock.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Numbers of endpoints between which growth is measured.
+    /// Numbers of endpoints between which the growth is measured.
     #[arg(long, value_delimiter = ',', num_args = 1, default_value = "10,1000")]
     sizes: Vec<u16>,
-    /// Calls that are counted, of each client.
+    /// Number of counted calls of each client.
     #[arg(long, default_value_t = 4_000, value_parser = clap::value_parser!(u32).range(1..))]
     calls: u32,
-    /// Print where a client's instructions are spent instead; by the crate of the source too if the build has line tables.
+    /// Print the profile of a client's instructions instead. It is grouped by crate too if the build has line tables.
     #[arg(long, value_name = "CLIENT", value_parser = CLIENTS)]
     profile: Option<String>,
-    /// Compare with the committed counts instead, and fail if there are more.
+    /// Compare with the committed counts instead, and fail if a count is higher.
     #[arg(long, conflicts_with = "profile")]
     check: bool,
-    /// Write the counts to the file instead: they are as they should be.
+    /// Write the counts to the file instead, to accept them.
     #[arg(long, conflicts_with_all = ["profile", "check"])]
     accept: bool,
-    /// The file of committed counts.
+    /// Path of the committed counts.
     #[arg(long, default_value = "tools/bench/counts.json")]
     file: PathBuf,
 }
@@ -50,7 +50,7 @@ impl Args {
     }
 }
 
-/// The processes that are counted or called.
+/// Worker processes of the suite.
 #[derive(clap::Args)]
 pub(crate) struct Worker {
     #[command(subcommand)]
@@ -59,15 +59,15 @@ pub(crate) struct Worker {
 
 #[derive(clap::Subcommand)]
 enum Work {
-    /// Backends: one listener behind every loopback address.
+    /// Serves backends: one listener behind every loopback address.
     Serve,
-    /// A control plane over so many endpoints at this port, and so many more in a second priority.
+    /// Serves a control plane over `endpoints` endpoints at this port, with `standing_by` more in a second priority.
     Control { port: u16, endpoints: u16, standing_by: u16 },
-    /// A client of the endpoints at this port, or of the control plane at that port.
+    /// Runs a client of the endpoints at this port, or of the control plane at this port.
     Client { client: String, port: u16, endpoints: u16, calls: u32 },
-    /// Picks of all policies, alone and below the whole tree.
+    /// Makes picks of all policies, alone and below the whole tree.
     Picks { picks: u64, sizes: Vec<usize> },
-    /// One endpoint replaced again and again, among so many.
+    /// Replaces one endpoint repeatedly, among each of these numbers of endpoints.
     Updates { updates: u32, sizes: Vec<usize> },
 }
 

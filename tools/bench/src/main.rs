@@ -30,7 +30,7 @@ static ALLOCATOR: Totals = Totals;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// What calls, picks, endpoints and updates cost: evenkeel and its peers in one run.
+/// Measure the cost of calls, picks, endpoints and updates, for evenkeel and its peers in one run.
 #[derive(Parser)]
 #[command(name = "evenkeel bench", version)]
 struct Cli {

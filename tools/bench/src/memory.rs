@@ -29,15 +29,15 @@ use crate::thresholds::{Measured, Threshold, ThresholdResult};
 /// Maximum time to connect.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Live heap per endpoint, connected and idle.
+/// Measure live heap per endpoint, connected and idle.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The number of endpoints.
+    /// Number of endpoints to connect.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u16).range(1..))]
     endpoints: u16,
 }
 
-/// The processes beside this one.
+/// Worker processes of the suite.
 #[derive(clap::Args)]
 pub(crate) struct Worker {
     #[command(subcommand)]
@@ -46,9 +46,9 @@ pub(crate) struct Worker {
 
 #[derive(clap::Subcommand)]
 enum Work {
-    /// A control plane with this policy over the backends at this port.
+    /// Serves a control plane with this policy over the backends at this port.
     Control { policy: String, port: u16, endpoints: u16 },
-    /// A client of the backends at this port, or of the control plane at that port.
+    /// Runs a client of the backends at this port, or of the control plane at this port.
     Client { client: Client, port: u16, endpoints: u16 },
 }
 

@@ -23,16 +23,16 @@ use crate::spread::Spread;
 use crate::table::Table;
 use crate::thresholds::{Measured, Threshold, ThresholdResult};
 
-/// What a pick costs, of every policy and of the whole tree, and what passes and rebuilds cost.
+/// Measure the cost of a pick, for every policy and for the whole tree, and the cost of passes and rebuilds.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Numbers of endpoints.
+    /// Numbers of endpoints, one row each.
     #[arg(long, value_delimiter = ',', default_value = "10,100,1000,10000")]
     sizes: Vec<usize>,
-    /// Rounds of picks and of additions, in turn.
+    /// Number of rounds. Picks and additions alternate.
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Picks of a thread in a round.
+    /// Number of picks per thread and round.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
     picks: u64,
 }
@@ -233,7 +233,7 @@ fn pass(threads: u64, n: u64, work: impl Fn(u64) -> bool + Sync) -> Result<Durat
 mod tests {
     use super::*;
 
-    /// The suite, with small sizes.
+    /// The suite runs with small sizes.
     #[test]
     fn every_policy_is_picked_from_alone_and_below_the_whole_tree() {
         let Measured { tables, thresholds, .. } =

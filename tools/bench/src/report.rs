@@ -23,15 +23,15 @@ const LOCK: &str = include_str!("../../../Cargo.lock");
 /// Compared clients that are libraries of this program.
 const LIBRARIES: [&str; 5] = ["h2", "hyper", "prost", "tokio", "tonic"];
 
-/// Every suite, as a document.
+/// Run every suite, and write the results as a document.
 #[derive(clap::Args)]
 // Arguments of another suite are flattened into these, and a group has the name of its type.
 #[group(skip)]
 pub(crate) struct Args {
-    /// Write the document there instead of printing it.
+    /// Write the document to this file instead of printing it.
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
-    /// Only these suites.
+    /// Names of the suites to run. The default is all of them.
     #[arg(long, value_delimiter = ',', value_name = "SUITES")]
     suites: Vec<Suite>,
     #[command(flatten)]

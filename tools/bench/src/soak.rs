@@ -36,30 +36,31 @@ const MAX_GROWTH: f64 = 1.0;
 /// Minimum duration in seconds for checking the growth of memory.
 const SECONDS_FOR_GROWTH: u32 = 240;
 
-/// Calls for twenty minutes while everything around the client changes: none may fail, nothing may leak.
+/// Make calls for twenty minutes while endpoints, backends and the control plane change. No call may fail, and
+/// nothing may leak.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Seconds that the soak takes.
+    /// Duration of the soak, in seconds.
     #[arg(long, default_value_t = 1_200, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
-    /// Calls per second.
+    /// Number of calls per second.
     #[arg(long, default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: u32,
-    /// The number of backends. One of them is left out of the endpoints at a time.
+    /// Number of backends. One of them is omitted from the endpoints at a time.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(3..=1_000))]
     backends: u32,
-    /// Seconds between two killed backends.
+    /// Interval between two killed backends, in seconds.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     kill_every: u32,
-    /// Seconds between two restarts of the control plane.
+    /// Interval between two restarts of the control plane, in seconds.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     restart_every: u32,
 }
 
-/// The process with the backends and the control plane.
+/// Worker process with the backends and the control plane.
 #[derive(clap::Args)]
 pub(crate) struct Worker {
-    /// The number of backends.
+    /// Number of backends to start.
     backends: u32,
 }
 

@@ -72,7 +72,7 @@ fn clients_are_compared_in_one_run() {
 
 /// A peer that cannot be installed is a row with a reason, and the others are measured.
 #[test]
-fn who_cannot_run_is_left_out_and_said_so() {
+fn clients_that_cannot_run_are_listed_with_the_reason() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
     command.args(["calls", "--clients", "h2,tonic-xds", "--backends", "1", "--concurrency", "1"]);
     command.args(["--rounds", "1", "--seconds", "0.05", "--threads", "2"]);
@@ -107,7 +107,7 @@ fn a_report_is_written() {
 }
 
 #[test]
-fn wrong_arguments_are_told() {
+fn invalid_arguments_are_reported() {
     for (args, why) in [
         (&["calls", "--clients", "netscape"][..], "expected one of hyper, h2, tonic"),
         (&["calls", "--seconds", "0"], "expected seconds from 0.001"),

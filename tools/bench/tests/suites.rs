@@ -46,13 +46,13 @@ fn allocations_are_counted_where_there_is_no_valgrind() {
 /// Allocations equal the committed ones: an additional allocation on the request path is detected on any
 /// machine.
 #[test]
-fn allocations_are_as_the_file_says() {
+fn allocations_equal_the_committed_counts() {
     let [_, complaints] = printed(&["counts", "--check"]);
     assert!(complaints.contains("INSTRUCTIONS ARE NOT JUDGED"), "{complaints}");
 }
 
 #[test]
-fn a_file_that_says_less_fails_the_check() {
+fn lower_committed_counts_fail_the_check() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("counts.json");
     let counts = r#"{"built": {}, "allocations": {"call, 10 endpoints": 1.0}, "instructions": {}}"#;

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_told_with_its_flag() {
+    fn an_invalid_value_is_reported_with_its_flag() {
         let told = |error: FlagError| error.to_string();
         let number = flags("--qps=fast").number("qps", 1_u32).map_err(told);
         assert_eq!(number, Err("flag --qps: expected a number (u32), found \"fast\"".to_owned()));
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asked_for_is_left_over_with_its_value() {
+    fn unread_flags_are_unknown_with_their_values() {
         let mut flags = flags("word --wait --new=1 --qps 2 --newer 3 --newest --wait stray more");
         assert_eq!(flags.yes("wait"), Ok(true));
         assert_eq!(flags.number("qps", 1_u32), Ok(2));

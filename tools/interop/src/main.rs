@@ -14,7 +14,7 @@ use interop::peers::{self, NoPeer};
 /// Exit code if no case failed, and a peer with an available toolchain could not be installed.
 const NOT_INSTALLED: u8 = 4;
 
-/// evenkeel against the others.
+/// Interoperability tests of evenkeel with other gRPC implementations.
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -25,41 +25,42 @@ struct Arguments {
 enum Job {
     /// Run the published xDS cases with evenkeel and its peers, and write docs/interop.md.
     Matrix {
-        /// Only lineups whose description has this in it, such as "grpc-go client"; may be given several times
+        /// Run only lineups whose description contains this text, such as "grpc-go client". May be repeated.
         #[arg(long)]
         only: Vec<String>,
-        /// Only this case; may be given several times
+        /// Run only this case. May be repeated.
         #[arg(long)]
         case: Vec<String>,
-        /// How many cases run at a time
+        /// Number of cases that run at a time.
         #[arg(long, default_value_t = 3)]
         jobs: usize,
-        /// Write no document
+        /// Do not write the document.
         #[arg(long)]
         check: bool,
-        /// Begin nothing after so many seconds, and say what was left out; only with --check
+        /// Start no case or installation after this number of seconds, and report the omitted ones. Only with
+        /// --check.
         #[arg(long, requires = "check", value_name = "SECONDS")]
         within: Option<u64>,
-        /// Our own programs are built already, beside this one
+        /// Do not build our own programs. They are expected beside this one.
         #[arg(long)]
         built: bool,
     },
     /// Run the cases with istiod, and write their section of docs/interop.md.
     Istio {
-        /// Only this case; may be given several times
+        /// Run only this case. May be repeated.
         #[arg(long)]
         case: Vec<String>,
-        /// Number of cases that run at a time
+        /// Number of cases that run at a time.
         #[arg(long, default_value_t = 2)]
         jobs: usize,
-        /// Write no document
+        /// Do not write the document.
         #[arg(long)]
         check: bool,
-        /// Our own programs are built already, beside this one
+        /// Do not build our own programs. They are expected beside this one.
         #[arg(long)]
         built: bool,
     },
-    /// Show the names of the cases.
+    /// List the names of the cases.
     List,
 }
 

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_figures_says_why() {
+    fn invalid_figures_are_reported_with_the_reason() {
         for (line, why) in [
             ("ready", "expected figures as JSON"),
             (r#"{"calls": 1}"#, r#"expected a number "elapsed""#),

@@ -34,31 +34,32 @@ use crate::common::process::runtime;
 use crate::table::Table;
 use crate::thresholds::Measured;
 
-/// Calls of evenkeel and its peers, side by side in one run.
+/// Compare calls of evenkeel and its peers in one run.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only these clients, in every scenario.
+    /// Names of the clients to run, in every scenario. The default depends on the scenario.
     #[arg(long, value_delimiter = ',', value_parser = BenchClient::parse, value_name = "NAMES")]
     clients: Vec<BenchClient>,
-    /// What is sent.
+    /// Kinds of payload to send.
     #[arg(long, value_delimiter = ',')]
     payload: Vec<Payload>,
-    /// Calls at a time.
+    /// Numbers of concurrent calls.
     #[arg(long, value_delimiter = ',', value_parser = at_least_one, value_name = "NUMBERS")]
     concurrency: Vec<usize>,
-    /// Backends.
+    /// Numbers of backends to call.
     #[arg(long, value_delimiter = ',', value_parser = at_least_one, value_name = "NUMBERS")]
     backends: Vec<usize>,
-    /// Every payload with every number of calls at a time and of backends, unless they are given.
+    /// Combine every payload with every number of concurrent calls and of backends, unless they are given.
     #[arg(long)]
     full: bool,
-    /// How often every client runs in a scenario.
+    /// Number of rounds. Every client runs once per round.
     #[arg(long, default_value = "5", value_parser = at_least_one)]
     rounds: usize,
-    /// How long each run is measured.
+    /// Measured duration of each run, in seconds.
     #[arg(long, default_value = "1", value_parser = seconds)]
     seconds: Duration,
-    /// Threads of a client. With 1 all of it runs on one, as does a channel in a program with a current_thread runtime.
+    /// Number of threads of a client. With 1, all of it runs on one thread, as a channel does in a current_thread
+    /// runtime.
     #[arg(long, default_value = "1")]
     threads: NonZeroUsize,
 }
@@ -75,16 +76,16 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected seconds from 0.001 to 3600".to_owned())
 }
 
-/// The processes that clients call.
+/// Worker processes of the comparison.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(crate) enum Process {
-    /// So many backends.
+    /// Serves this number of backends.
     #[command(hide = true)]
     Backends { backends: usize },
-    /// The control plane over these backends.
+    /// Serves a control plane over these backends.
     #[command(hide = true)]
     Control { backends: Vec<SocketAddr> },
-    /// One client.
+    /// Runs one client process.
     #[command(hide = true)]
     Client {
         kind: clients::Kind,

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn who_did_not_run_has_no_figures_and_a_reason() {
+    fn a_client_that_did_not_run_has_no_figures_and_a_reason() {
         let mut results = results();
         assert_eq!(results.cells(&results.rows[2])[1..], ["-"; 8]);
         results.fail(EVENKEEL, &"evenkeel: no answer\nfor a while".into());

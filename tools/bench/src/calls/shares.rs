@@ -106,7 +106,7 @@ mod tests {
 
     /// Equal shares for the weights 1 to 10.
     #[test]
-    fn the_error_of_who_ignores_weights() {
+    fn the_error_of_a_client_that_ignores_weights() {
         let error = largest_error(&[2002; 10]).expect("calls");
         assert!((error - 4.5).abs() < 1e-9, "{error}");
     }

@@ -9,31 +9,31 @@ use crate::Error;
 use crate::client::drive::{Load, Span};
 use crate::client::echo::Ask;
 
-/// What a client process calls, and for how long.
+/// Target, duration and concurrency of the calls of a client process.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ClientArgs {
-    /// What is called: an `xds:///` target, or addresses with commas between them.
+    /// Target of the calls: an `xds:///` target, or a comma-separated list of addresses.
     #[arg(long)]
     pub(crate) target: String,
-    /// Bytes of the payload, each way.
+    /// Size of the payload in bytes, in each direction.
     #[arg(long)]
     size: usize,
-    /// Server streaming of so many messages; 0 for unary calls.
+    /// Number of messages of a server stream, or 0 for unary calls.
     #[arg(long)]
     messages: u32,
-    /// So many calls at a time.
+    /// Number of concurrent calls.
     #[arg(long)]
     concurrency: NonZeroUsize,
-    /// Calls before any are measured, in milliseconds.
+    /// Duration of the warm-up, in milliseconds.
     #[arg(long)]
     warm_up: u64,
-    /// How long is measured, in milliseconds.
+    /// Duration of the measurement, in milliseconds.
     #[arg(long, required_unless_present = "calls")]
     span: Option<u64>,
-    /// Measure so many calls instead.
+    /// Number of calls to measure, instead of a duration.
     #[arg(long, conflicts_with = "span")]
     calls: Option<u64>,
-    /// Threads that calls are made on; with one, everything of the client runs on it.
+    /// Number of threads for calls. With 1, everything of the client runs on one thread.
     #[arg(long)]
     threads: NonZeroUsize,
 }

@@ -13,7 +13,8 @@ use crate::Error;
 /// Maximum wait for a line of a process. Processes have shorter limits of their own, with better errors.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A child process that prints a line when it is ready and may then answer lines with lines. Dropping it ends it.
+/// Child process that prints a line when it is ready, and may then print a line for each line that it gets. Dropping
+/// it kills it.
 pub(crate) struct WorkerProcess {
     pub(crate) child: Child,
     stdin: Option<ChildStdin>,

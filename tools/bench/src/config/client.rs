@@ -42,7 +42,7 @@ pub(crate) struct Args {
     control: SocketAddr,
     #[arg(long)]
     delta: bool,
-    /// Calls: none after the first, one each so many milliseconds, or (0) as fast as they can.
+    /// Milliseconds between calls, or 0 for calls at the maximum rate. The default is a single call.
     #[arg(long)]
     every: Option<u64>,
     /// Number of worker threads of the runtime.

@@ -38,7 +38,7 @@ pub(super) const CLIENTS: [&str; 6] = ["hyper", "h2", "no-channel", "tonic", "to
 /// Minimum number of calls before the counted ones. Every connection gets some.
 const WARM_UP: usize = 1_000;
 
-/// The backends that clients call, and a place for callgrind's files.
+/// Backends that clients call, and a folder for callgrind's files.
 pub(super) struct CountHarness {
     backends: WorkerProcess,
     sections: Option<Sections>,

@@ -51,7 +51,7 @@ pub(crate) enum Tree {
     Whole,
 }
 
-/// A core with every endpoint connected that picks ask for, and what is needed to disturb it.
+/// Core whose endpoints are connected as far as picks need them, and the state to disturb it.
 pub(crate) struct PickHarness {
     core: Core,
     picker: RootPicker,

@@ -166,7 +166,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]
-    fn flags_say_kinds_and_their_metadata() {
+    fn flags_set_kinds_and_their_metadata() {
         assert_eq!(kinds("").unwrap(), [Kind::Unary]);
         assert_eq!(kinds("EmptyCall,UnaryCall").unwrap(), [Kind::Empty, Kind::Unary]);
         assert!(kinds("EmptyCall,FullDuplexCall").is_err());
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_says_kinds_metadata_and_time() {
+    fn a_driver_sets_kinds_metadata_and_timeout() {
         let entry = |kind: i32, key: &str, value: &str| Metadata {
             r#type: kind,
             key: key.into(),

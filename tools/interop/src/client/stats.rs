@@ -250,7 +250,7 @@ mod tests {
 
     /// Only calls that start after the request are counted, in any order of completion.
     #[tokio::test]
-    async fn a_block_is_of_calls_that_start_after_the_question() {
+    async fn a_block_has_calls_that_start_after_the_request() {
         let stats = Stats::default();
         let before = stats.start(Kind::Unary);
         let told = ask(&stats, request(3, 30, &[]), || {
@@ -278,7 +278,7 @@ mod tests {
 
     /// Calls that did not end or start in time are failures, and so is a response without a host name.
     #[tokio::test]
-    async fn what_is_missing_when_the_time_is_over_has_failed() {
+    async fn calls_missing_at_the_timeout_have_failed() {
         let stats = Stats::default();
         let mut open = None;
         let told = ask(&stats, request(4, 1, &[]), || {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metadata_is_told_by_call_and_kind() {
+    async fn metadata_is_reported_by_call_and_kind() {
         let mut marked = answer("a");
         marked.initial.insert("cookie", "1".parse().unwrap());
         marked.initial.insert("content-type", "application/grpc".parse().unwrap());

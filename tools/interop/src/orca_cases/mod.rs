@@ -1,8 +1,8 @@
 //! `interop_client`: gRPC's published load report cases, `orca_per_rpc` and `orca_oob`, against any server of
 //! `grpc.testing.TestService`. `empty_unary` and `large_unary` check that calls work at all.
 //!
-//! A case prints its result and exits with 0 or 1; invalid flags exit with 2. Reports must be exactly those
-//! that the server was asked for, without additional values.
+//! A case prints its result and exits with 0 or 1. Invalid flags exit with 2. Reports must equal those that the case
+//! has set on the server, without additional values.
 
 mod policy;
 

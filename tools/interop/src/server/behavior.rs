@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_fails_the_call() {
+    fn unknown_behaviors_fail_the_call() {
         for value in [
             "sleep-",
             "sleep-x",

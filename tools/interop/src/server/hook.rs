@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_go_to_calls_in_the_order_of_their_coming() {
+    async fn statuses_go_to_calls_in_order_of_arrival() {
         let hooks = Hooks::default();
         let (first, gone, second) = (waiting(&hooks), waiting(&hooks), waiting(&hooks));
         drop(gone);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_aborts_those_who_have_no_answer() {
+    async fn the_end_aborts_waiting_calls() {
         let hooks = Hooks::default();
         let waits = waiting(&hooks);
         hooks.end();

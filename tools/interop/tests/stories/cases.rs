@@ -62,32 +62,32 @@ cases! {
     remove_instance_group,
     change_backend_service,
     affinity,
-    /// fault 35
+    /// fault 35: a custom policy is selected by the control plane.
     custom_lb,
-    /// fault 61
+    /// fault 61: calls fail over to the second locality.
     secondary_locality_gets_requests_on_primary_failure,
-    /// fault 62
+    /// fault 62: a partial failure causes no failover.
     secondary_locality_gets_no_requests_on_partial_primary_failure,
     traffic_splitting,
     path_matching,
     header_matching,
     api_listener,
     retry,
-    /// fault 64
+    /// fault 64: concurrent calls are limited per cluster.
     circuit_breaking,
     timeout,
-    /// fault 51
+    /// fault 51: a failing endpoint is ejected.
     outlier_detection,
     weights_by_call,
     weights_out_of_band,
     orca_per_rpc,
     orca_oob,
-    /// RT-4
+    /// RT-4: mTLS with the bootstrap's providers.
     mtls,
     tls,
-    /// RT-4
+    /// RT-4: without a transport socket the fallback credentials apply.
     plaintext_fallback,
-    /// RT-4
+    /// RT-4: no call is sent to an unexpected peer.
     mtls_error,
     csds,
 }

@@ -48,7 +48,7 @@ async fn counts_calls_by_peer_and_method() {
         .map(|(method, peers)| (method.as_str(), sum(&peers.rpcs_by_peer)))
         .collect();
     assert_eq!(by_method, BTreeMap::from([("EmptyCall", 20), ("UnaryCall", 20)]));
-    assert!(told.metadatas_by_peer.is_empty(), "nobody asked for metadata");
+    assert!(told.metadatas_by_peer.is_empty(), "no metadata was requested");
 
     let total = program.accumulated().await;
     for kind in ["EMPTY_CALL", "UNARY_CALL"] {
@@ -61,7 +61,7 @@ async fn counts_calls_by_peer_and_method() {
 
 /// Returns initial and trailing metadata of each call, for keys in any letter case.
 #[tokio::test]
-async fn tells_the_metadata_of_answers() {
+async fn reports_the_metadata_of_responses() {
     let backend = Backend::start("a").await;
     let program = Program::start(&[&backend.target(), "--qps=50"], None).await;
     program.stats_until(1, |told| told.num_failures == 0).await;
@@ -112,7 +112,7 @@ async fn calls_what_the_driver_configures() {
 
 /// Failed calls and calls without an end both count as failures of the block. Only the former have a status.
 #[tokio::test]
-async fn failures_and_calls_in_flight_are_told_apart() {
+async fn failures_and_calls_in_flight_are_distinguished() {
     let backend = Backend::start("a").await;
     let program = Program::start(&[&backend.target(), "--qps=50", "--rpc_timeout_sec=1"], None).await;
     program.configure(&[EMPTY], &[entry(EMPTY, "rpc-behavior", "error-code-7")], 0).await.unwrap();
@@ -134,7 +134,7 @@ async fn failures_and_calls_in_flight_are_told_apart() {
     assert!(unary.rpcs_started - unary.result.values().sum::<i32>() >= 1, "{unary:?}");
 
     let ended = program.terminate().await;
-    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""), "calls in flight keep nobody");
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""), "calls in flight do not delay the exit");
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn a_failure_after_a_success_can_end_it() {
         "--metadata=UnaryCall:rpc-behavior:error-code-14",
     ];
     let program = Program::start(&flags, None).await;
-    assert_eq!(program.stats(5, 30, &[]).await.num_failures, 5, "it goes on before the first success");
+    assert_eq!(program.stats(5, 30, &[]).await.num_failures, 5, "it continues before the first success");
     program.configure(&[UNARY], &[], 0).await.unwrap();
     program.stats_until(1, |told| told.num_failures == 0).await;
     program.configure(&[EMPTY], &[], 0).await.unwrap();
@@ -183,7 +183,7 @@ async fn a_failure_after_a_success_can_end_it() {
 }
 
 #[tokio::test]
-async fn flags_of_others_are_ignored_aloud_and_wrong_ones_refused() {
+async fn unknown_flags_are_warned_about_and_invalid_ones_rejected() {
     let backend = Backend::start("a").await;
     let program =
         Program::start(&["--enable_csm_observability=true", "--newer", "3", &backend.target()], None).await;
@@ -208,7 +208,7 @@ async fn flags_of_others_are_ignored_aloud_and_wrong_ones_refused() {
 
 /// Requests of psm-interop's driver before its cases, and CSDS.
 #[tokio::test]
-async fn tells_its_channels_and_its_config() {
+async fn reports_its_channels_and_its_config() {
     let [a, b] = [Backend::start("a").await, Backend::start("b").await];
     let control = ControlPlane::builder().serve().await.unwrap();
     control.set_mesh(&mesh(&[&a, &b], "round_robin".into()));
@@ -233,7 +233,7 @@ async fn tells_its_channels_and_its_config() {
     let control_plane = control.address().to_string();
     assert_eq!(targets, ["xds:///orders", "xds:///orders", &control_plane]);
     assert_eq!(data(&top[2]).calls_started - data(&top[2]).calls_failed, 1, "the stream");
-    assert_eq!(data(&top[2]).calls_succeeded, 0, "it goes on");
+    assert_eq!(data(&top[2]).calls_succeeded, 0, "the call continues");
     for channel in &top {
         assert_eq!(data(channel).state.unwrap().state(), State::Ready);
         let request = wire::GetChannelRequest { channel_id: channel_id(channel) };
@@ -280,7 +280,7 @@ async fn tells_its_channels_and_its_config() {
 
 /// A71, as psm-interop's driver sees it: the fallback control plane is listed only while the first one fails.
 #[tokio::test]
-async fn a_control_plane_for_need_is_told_in_need() {
+async fn the_fallback_control_plane_is_listed_while_in_use() {
     let backend = Backend::start("a").await;
     let mesh = mesh(&[&backend], "round_robin".into());
     let (first, second) = (Gated::start(&mesh).await, ControlPlane::builder().serve().await.unwrap());

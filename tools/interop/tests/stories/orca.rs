@@ -51,7 +51,7 @@ async fn the_published_cases_pass() {
 }
 
 #[tokio::test]
-async fn a_case_that_does_not_hold_says_why() {
+async fn a_failed_case_prints_the_reason() {
     let server = Server::start(&["--load_qps=5"]).await;
     let told = case(&server, "orca_per_rpc", &[POLICY], 1).await;
     assert!(told.starts_with("orca_per_rpc: failed: expected [Some(LoadReport {"), "{told}");
@@ -110,7 +110,7 @@ async fn comes(reports: &mut Streaming<OrcaLoadReport>, expected: &OrcaLoadRepor
 }
 
 #[tokio::test]
-async fn nothing_is_reported_that_was_not_asked_for() {
+async fn only_requested_values_are_reported() {
     let server = Server::start(&[]).await;
     let channel = server.channel();
     let asked = TestOrcaReport {
@@ -142,7 +142,7 @@ async fn nothing_is_reported_that_was_not_asked_for() {
 
 /// Fixed load by flags: `weighted_round_robin` computes a weight of 100 / 0.5 on any machine.
 #[tokio::test]
-async fn flags_say_what_the_load_is() {
+async fn flags_set_the_load() {
     let server = Server::start(&["--load_utilization=0.5", "--load_qps", "100"]).await;
     let channel = server.channel();
     let on_call = OrcaReport { application_utilization: 0.5, rps_fractional: 100.0, ..OrcaReport::default() };
@@ -183,7 +183,7 @@ impl ReportingServer {
             response_parameters: vec![ResponseParameters { size: 1, ..ResponseParameters::default() }],
             ..StreamingOutputCallRequest::default()
         };
-        self.requests.send(request).await.expect("it goes on");
+        self.requests.send(request).await.expect("the stream continues");
     }
 
     async fn is_answered(&mut self) {
@@ -192,7 +192,7 @@ impl ReportingServer {
 }
 
 #[tokio::test]
-async fn one_at_a_time_says_what_is_reported_out_of_band() {
+async fn one_stream_at_a_time_sets_the_out_of_band_report() {
     let server = Server::start(&[]).await;
     let channel = server.channel();
     let share = |name: &str, value| [(name.to_owned(), value)].into();

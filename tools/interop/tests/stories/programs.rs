@@ -79,7 +79,7 @@ pub(crate) fn channel(port: u16) -> Channel {
 async fn number_after(words: &str, output: &mut Option<impl AsyncRead + Unpin>) -> u16 {
     let mut lines = BufReader::new(output.as_mut().expect("it is piped")).lines();
     loop {
-        let line = soon(lines.next_line()).await.expect("it writes text").expect("it goes on");
+        let line = soon(lines.next_line()).await.expect("it writes text").expect("a further line");
         if let Some(number) = line.strip_prefix(words) {
             return number.parse().expect("a port");
         }

@@ -36,7 +36,7 @@ fn asking<T>(message: T, behaviors: &[&str]) -> Request<T> {
 }
 
 fn host<T>(response: &Response<T>) -> &str {
-    response.metadata().get("hostname").and_then(|name| name.to_str().ok()).expect("it says who answered")
+    response.metadata().get("hostname").and_then(|name| name.to_str().ok()).expect("the name of the server")
 }
 
 fn code<T>(outcome: &Result<T, Status>) -> Code {
@@ -57,7 +57,7 @@ fn failing(code: i32, message: &str) -> EchoStatus {
 }
 
 #[tokio::test]
-async fn an_answer_says_who_gave_it() {
+async fn a_response_has_the_name_of_the_server() {
     // Flags of other servers are ignored.
     let server =
         Server::start(&["--server_id=red", "--host_name_override=a-1", "--enable_csm_observability=true"]);
@@ -129,7 +129,7 @@ async fn calls_that_stay_open_hold_up_neither_others_nor_the_end() {
 }
 
 #[tokio::test]
-async fn a_request_says_how_its_call_fails() {
+async fn a_request_sets_the_status_of_its_call() {
     let server = Server::start(&[]).await;
     let mut client = TestServiceClient::new(server.channel());
     let request =
@@ -146,7 +146,7 @@ async fn a_request_says_how_its_call_fails() {
 }
 
 #[tokio::test]
-async fn streams_answer_with_what_is_asked_for() {
+async fn streams_send_the_requested_responses() {
     let server = Server::start(&["--host_name_override=here"]).await;
     let mut client = TestServiceClient::new(server.channel());
 
@@ -196,7 +196,7 @@ async fn a_conversation_goes_request_by_request() {
 }
 
 #[tokio::test]
-async fn its_health_is_what_a_driver_says() {
+async fn its_health_is_set_by_a_driver() {
     let server = Server::start(&[]).await;
     let mut health = HealthClient::new(server.channel());
     let mut update = XdsUpdateHealthServiceClient::new(server.channel());
@@ -238,7 +238,7 @@ fn hook(channel: &Channel) -> tokio::task::JoinHandle<Result<(), Status>> {
 }
 
 #[tokio::test]
-async fn a_hook_waits_for_its_answer() {
+async fn a_hook_waits_for_its_status() {
     let server = Server::start(&[]).await;
     let channel = server.channel();
     let mut client = HookServiceClient::new(channel.clone());
@@ -256,7 +256,7 @@ async fn a_hook_waits_for_its_answer() {
 }
 
 #[tokio::test]
-async fn the_hook_server_is_started_answered_on_and_stopped() {
+async fn the_hook_server_is_started_completed_and_stopped() {
     const START: i32 = 1;
     const STOP: i32 = 2;
     const RETURN: i32 = 3;
@@ -298,7 +298,7 @@ async fn the_hook_server_is_started_answered_on_and_stopped() {
 }
 
 #[tokio::test]
-async fn the_status_of_xds_can_be_asked_for() {
+async fn the_status_of_xds_is_served() {
     let server = Server::start(&[]).await;
     let mut client = ClientStatusDiscoveryServiceClient::new(server.channel());
     let answer = soon(client.fetch_client_status(ClientStatusRequest::default())).await.unwrap();
@@ -308,7 +308,7 @@ async fn the_status_of_xds_can_be_asked_for() {
 /// Requests of psm-interop's driver: the server of a port, and the socket that is the other end of a
 /// client's.
 #[tokio::test]
-async fn tells_its_port_and_who_is_connected() {
+async fn reports_its_port_and_its_connections() {
     let server = Server::start(&[]).await;
     let mut channelz = ChannelzClient::new(server.channel());
     let servers = soon(channelz.get_servers(wire::GetServersRequest::default())).await.unwrap().into_inner();
@@ -353,7 +353,7 @@ async fn tells_its_port_and_who_is_connected() {
 
 async fn socket(channelz: &mut ChannelzClient<Channel>, socket_id: i64) -> Result<wire::Socket, Status> {
     let answer = soon(channelz.get_socket(wire::GetSocketRequest { socket_id, summary: false })).await?;
-    Ok(answer.into_inner().socket.expect("what was asked for"))
+    Ok(answer.into_inner().socket.expect("the requested socket"))
 }
 
 fn address(address: Option<wire::Address>) -> Option<SocketAddr> {
@@ -368,7 +368,7 @@ fn address(address: Option<wire::Address>) -> Option<SocketAddr> {
 }
 
 #[tokio::test]
-async fn listens_on_the_kinds_of_addresses_that_it_is_told() {
+async fn listens_on_the_configured_kinds_of_addresses() {
     let answers = async |server: &Server, ip: std::net::IpAddr| {
         // A rejected peer may still complete the TCP handshake.
         let Ok(mut stream) = soon(TcpStream::connect((ip, server.port))).await else { return false };
@@ -388,7 +388,7 @@ async fn listens_on_the_kinds_of_addresses_that_it_is_told() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused_at_once() {
+async fn invalid_requests_are_rejected_at_once() {
     let server = Server::start(&[]).await;
     let taken = format!("--port={}", server.port);
     for (flags, exit, words) in [

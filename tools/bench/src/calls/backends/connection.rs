@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_speaks_something_else_is_left() {
+    async fn a_peer_of_another_protocol_is_disconnected() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let mut socket = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
         let (accepted, _) = listener.accept().await.expect("accepted");

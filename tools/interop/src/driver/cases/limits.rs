@@ -14,7 +14,7 @@ use crate::proto::testing::client_configure_request::RpcType::{EmptyCall, UnaryC
 const UNARY: &str = "/grpc.testing.TestService/UnaryCall";
 const EMPTY: &str = "/grpc.testing.TestService/EmptyCall";
 
-/// fault 64
+/// fault 64: circuit breaking limits concurrent calls.
 pub(super) async fn circuit_breaking(mut stage: Stage) -> Result {
     let unary = stage.servers(["s1", "s2"]).await?;
     let empty = stage.servers(["t1", "t2"]).await?;
@@ -61,7 +61,7 @@ pub(super) async fn timeout(mut stage: Stage) -> Result {
     client.until_results("EMPTY_CALL", 0).await
 }
 
-/// fault 51
+/// fault 51: outlier detection ejects a failing server.
 pub(super) async fn outlier_detection(mut stage: Stage) -> Result {
     let names = ["s1", "s2", "s3", "s4", "s5"];
     let servers: [Server; 5] = stage.servers(names).await?;
