@@ -108,17 +108,17 @@ impl<'a> JsonObject<'a> {
         self.read(name, what, problems, read)
     }
 
-    /// Reads a string.
+    /// Reads an optional string.
     pub fn text(&self, name: &str, problems: &mut ValidationErrors) -> Option<&'a str> {
         self.read(name, "a string", problems, Value::as_str)
     }
 
-    /// Reads a list.
+    /// Reads an optional list.
     pub fn list(&self, name: &str, problems: &mut ValidationErrors) -> Option<&'a [Value]> {
         self.read(name, "a list", problems, |value| value.as_array().map(Vec::as_slice))
     }
 
-    /// Reads a nested object.
+    /// Reads an optional nested object.
     pub fn object<'b>(&'b self, name: &'b str, problems: &mut ValidationErrors) -> Option<JsonObject<'b>> {
         JsonObject::of(self.value(name)?, self.field(name), self.rules, problems)
     }
