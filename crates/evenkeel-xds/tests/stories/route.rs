@@ -373,7 +373,7 @@ pub(crate) fn to_weighted(clusters: &[(&str, u32)]) -> Route {
     acting(|action| action.cluster_specifier = Some(ClusterSpecifier::WeightedClusters(weighted(clusters))))
 }
 
-/// VAL-R3: invalid weights of clusters are rejected.
+/// VAL-R3: clusters of weight 0 are dropped. A route without a positive weight, or with too large a sum, is rejected.
 #[test]
 fn weighted_clusters() {
     let config = routes([to_weighted(&[("a", 1), ("", 0), ("b", u32::MAX - 1)]), to_weighted(&[("b", 7)])]);
