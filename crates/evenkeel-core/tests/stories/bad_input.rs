@@ -132,10 +132,10 @@ const LEAVES: [&str; 6] = [
 #[test]
 fn no_endpoints_fail_calls_at_once() {
     for policy in LEAVES {
-        let mut world = CoreSim::new(&json!([{policy: {}}]), Endpoints::none());
-        assert_eq!(world.pick_with(|call| call.with_hash(1)).outcome(), "fail", "{policy}");
-        world.endpoints(Endpoints::list([Endpoint::new([] as [&str; 0])]));
-        assert_eq!(world.pick_with(|call| call.with_hash(1)).outcome(), "fail", "{policy}");
+        let mut sim = CoreSim::new(&json!([{policy: {}}]), Endpoints::none());
+        assert_eq!(sim.pick_with(|call| call.with_hash(1)).outcome(), "fail", "{policy}");
+        sim.endpoints(Endpoints::list([Endpoint::new([] as [&str; 0])]));
+        assert_eq!(sim.pick_with(|call| call.with_hash(1)).outcome(), "fail", "{policy}");
     }
 }
 
@@ -143,12 +143,12 @@ fn no_endpoints_fail_calls_at_once() {
 fn duplicate_addresses_make_one_connection() {
     for policy in LEAVES {
         let list = Endpoints::list([Endpoint::new(["a", "a"]), Endpoint::at("a").with_weight(9)]);
-        let mut world = CoreSim::new(&json!([{policy: {}}]), list).all_up();
+        let mut sim = CoreSim::new(&json!([{policy: {}}]), list).all_up();
         for _ in 0..2 {
-            world.pick_with(|call| call.with_hash(1)).finish_ok();
+            sim.pick_with(|call| call.with_hash(1)).finish_ok();
         }
-        assert_eq!(world.dialled(), ["a"], "{policy}");
-        assert_eq!(world.describe().endpoints.len(), 1, "{policy}");
+        assert_eq!(sim.dialled(), ["a"], "{policy}");
+        assert_eq!(sim.describe().endpoints.len(), 1, "{policy}");
     }
 }
 
@@ -160,11 +160,11 @@ fn extreme_weights_are_weights() {
             Endpoint::at("b").with_weight(0),
             Endpoint::at("c").with_weight(u32::MAX),
         ]);
-        let mut world = CoreSim::new(&json!([{policy: {}}]), list).all_up();
+        let mut sim = CoreSim::new(&json!([{policy: {}}]), list).all_up();
         let mut addresses: Vec<String> = Vec::new();
         for hash in 0..64_u64 {
             let hash = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            addresses.push(world.pick_with(|call| call.with_hash(hash)).finish_ok());
+            addresses.push(sim.pick_with(|call| call.with_hash(hash)).finish_ok());
         }
         assert!(addresses.iter().any(|address| address == "a"), "{policy}: {addresses:?}");
     }
@@ -173,43 +173,43 @@ fn extreme_weights_are_weights() {
 #[test]
 fn time_that_goes_backwards_stands_still() {
     for policy in LEAVES {
-        let mut world = CoreSim::new(&json!([{policy: {}}]), endpoints(["a", "b"]));
-        world.pick_with(|call| call.with_hash(1));
-        world.advance(secs(100));
-        if world.find("a").is_some() {
-            world.fail("a");
+        let mut sim = CoreSim::new(&json!([{policy: {}}]), endpoints(["a", "b"]));
+        sim.pick_with(|call| call.with_hash(1));
+        sim.advance(secs(100));
+        if sim.find("a").is_some() {
+            sim.fail("a");
         }
-        let wake = world.wake_at();
-        world.set_clock(Instant::ORIGIN);
-        assert_eq!(world.wake_at(), wake, "{policy}");
-        world.advance(secs(300));
-        world.up("a");
-        world.up("b");
-        world.pick_with(|call| call.with_hash(1));
-        assert_ne!(world.pick_with(|call| call.with_hash(1)).outcome(), "fail", "{policy}");
+        let wake = sim.wake_at();
+        sim.set_clock(Instant::ORIGIN);
+        assert_eq!(sim.wake_at(), wake, "{policy}");
+        sim.advance(secs(300));
+        sim.up("a");
+        sim.up("b");
+        sim.pick_with(|call| call.with_hash(1));
+        assert_ne!(sim.pick_with(|call| call.with_hash(1)).outcome(), "fail", "{policy}");
     }
 }
 
 #[test]
 fn events_about_subchannels_that_are_gone_are_ignored() {
-    let mut world = CoreSim::new(&json!([{"round_robin": {}}]), endpoints(["a", "b"])).all_up();
-    let gone = world.find("b").expect("b was dialled");
-    world.endpoints(endpoints(["a"]));
-    world.dialled();
+    let mut sim = CoreSim::new(&json!([{"round_robin": {}}]), endpoints(["a", "b"])).all_up();
+    let gone = sim.find("b").expect("b was dialled");
+    sim.endpoints(endpoints(["a"]));
+    sim.dialled();
     let error = Status::unavailable("late");
-    assert!(!world.handle(LbEvent::Connected(gone)));
-    assert!(!world.handle(LbEvent::ConnectFailed(gone, error.clone())));
-    assert!(!world.handle(LbEvent::Disconnected(gone, error.clone())));
-    assert!(!world.handle(LbEvent::Connect(gone)));
-    assert!(!world.handle(LbEvent::Load(gone, LoadReport::default())));
-    world.endpoints(endpoints(["a", "c"]));
-    assert_ne!(world.find("c"), Some(gone), "ids do not come back");
-    assert!(!world.handle(LbEvent::Disconnected(gone, error.clone())));
-    assert_eq!(world.picks(2).len(), 2);
+    assert!(!sim.handle(LbEvent::Connected(gone)));
+    assert!(!sim.handle(LbEvent::ConnectFailed(gone, error.clone())));
+    assert!(!sim.handle(LbEvent::Disconnected(gone, error.clone())));
+    assert!(!sim.handle(LbEvent::Connect(gone)));
+    assert!(!sim.handle(LbEvent::Load(gone, LoadReport::default())));
+    sim.endpoints(endpoints(["a", "c"]));
+    assert_ne!(sim.find("c"), Some(gone), "ids do not come back");
+    assert!(!sim.handle(LbEvent::Disconnected(gone, error.clone())));
+    assert_eq!(sim.picks(2).len(), 2);
 
     // Events that do not fit the state are ignored too.
-    let ready = world.find("a").expect("a is there");
-    assert!(!world.handle(LbEvent::Connected(ready)));
-    assert!(!world.handle(LbEvent::ConnectFailed(ready, error)));
-    assert_eq!(world.state_of("a"), Some(evenkeel_core::ConnectivityState::Ready));
+    let ready = sim.find("a").expect("a is there");
+    assert!(!sim.handle(LbEvent::Connected(ready)));
+    assert!(!sim.handle(LbEvent::ConnectFailed(ready, error)));
+    assert_eq!(sim.state_of("a"), Some(evenkeel_core::ConnectivityState::Ready));
 }

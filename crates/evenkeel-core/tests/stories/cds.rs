@@ -16,16 +16,16 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use testkit::{CoreSim, Picked, secs};
 
-use crate::discovered::{Discovered, dns, eds, failure, find_all, lb_policy, set, spine, world};
+use crate::discovered::{Discovered, dns, eds, failure, find_all, lb_policy, set, sim, spine};
 use crate::fn_policy;
 
 fn cds(cluster: &str) -> Value {
     json!([{"cds_experimental": {"cluster": cluster}}])
 }
 
-fn pick_for(world: &mut CoreSim, cluster: &str) -> Picked {
-    let entropy = world.entropy();
-    world.pick_call(&PickArgs::new("/test.Service/Method", entropy).with_cluster(cluster))
+fn pick_for(sim: &mut CoreSim, cluster: &str) -> Picked {
+    let entropy = sim.entropy();
+    sim.pick_call(&PickArgs::new("/test.Service/Method", entropy).with_cluster(cluster))
 }
 
 /// CDS-12: the tree of decision 3, with outlier detection only where it is configured.
@@ -45,15 +45,15 @@ fn a_cluster_has_the_whole_tree() {
     ];
     for (leaf, between) in [(plain, &[][..]), (watched, &["outlier_detection_experimental"])] {
         let discovered = Discovered::default().with_leaf(leaf, set("a@x b@x | c@y"));
-        let mut world = world(&cds("orders"), &discovered);
-        assert_eq!(spine(&world.describe()), [&above[..], between, &below].concat());
-        assert_eq!(world.letters(4).replace("ab", ""), "");
-        let tree = world.describe();
+        let mut sim = sim(&cds("orders"), &discovered);
+        assert_eq!(spine(&sim.describe()), [&above[..], between, &below].concat());
+        assert_eq!(sim.letters(4).replace("ab", ""), "");
+        let tree = sim.describe();
         let priority = find_all(&tree, "priority_experimental")["priority"];
         assert_eq!(priority.details["priorities"], json!(["orders/priority-0", "orders/priority-1"]));
-        world.down("a");
-        world.down("b");
-        assert_eq!(world.letters(2), "cc");
+        sim.down("a");
+        sim.down("b");
+        assert_eq!(sim.letters(2), "cc");
     }
 }
 
@@ -61,55 +61,55 @@ fn a_cluster_has_the_whole_tree() {
 #[test]
 fn a_deleted_cluster_fails_its_calls() {
     let discovered = Discovered::default().with("orders", "a");
-    let mut world = world(&cds("orders"), &discovered);
-    assert_eq!(world.letters(2), "aa");
-    world.clusters(&discovered.clone().with_error("orders", "the control plane deleted it").0);
-    assert_eq!(failure(&mut world), "Unavailable: the control plane deleted it");
-    assert_eq!(world.pick().outcome(), "drop");
-    assert_eq!(world.pick_waiting().outcome(), "drop");
-    assert_eq!((world.state(), world.closed()), (ConnectivityState::TransientFailure, vec!["a".to_owned()]));
-    assert!(world.describe().children.is_empty(), "nothing runs below");
-    world.note("node n1");
+    let mut sim = sim(&cds("orders"), &discovered);
+    assert_eq!(sim.letters(2), "aa");
+    sim.clusters(&discovered.clone().with_error("orders", "the control plane deleted it").0);
+    assert_eq!(failure(&mut sim), "Unavailable: the control plane deleted it");
+    assert_eq!(sim.pick().outcome(), "drop");
+    assert_eq!(sim.pick_waiting().outcome(), "drop");
+    assert_eq!((sim.state(), sim.closed()), (ConnectivityState::TransientFailure, vec!["a".to_owned()]));
+    assert!(sim.describe().children.is_empty(), "nothing runs below");
+    sim.note("node n1");
     assert_eq!(
-        failure(&mut world),
+        failure(&mut sim),
         "Unavailable: the control plane deleted it",
         "discovery says all that there is to say"
     );
-    world.clusters(&discovered.0);
-    assert_eq!(world.letters(2), "aa");
+    sim.clusters(&discovered.0);
+    assert_eq!(sim.letters(2), "aa");
 }
 
 /// CDS-11: the config is complete, so a cluster that is not there is a mistake, except one that was just asked for.
 #[test]
 fn an_unknown_cluster_is_an_error_unless_dynamic() {
     let none = Discovered::default();
-    let mut static_one = world(&cds("orders"), &none);
+    let mut static_one = sim(&cds("orders"), &none);
     assert_eq!(static_one.pick_waiting().outcome(), "drop");
     assert_eq!(failure(&mut static_one), r#"Unavailable: cluster "orders": discovery knows nothing of it"#);
     assert_eq!(static_one.core().subscribed_clusters().count(), 0);
 
     let dynamic = json!([{"cds_experimental": {"cluster": "orders", "is_dynamic": true}}]);
-    let mut world = world(&dynamic, &none);
+    let mut sim = sim(&dynamic, &none);
     let wanted =
-        |world: &mut CoreSim| world.core().subscribed_clusters().map(ToString::to_string).collect::<Vec<_>>();
-    assert_eq!((wanted(&mut world), world.pick().outcome()), (vec!["orders".to_owned()], "queue".to_owned()));
-    world.clusters(&none.clone().with("stock", "s").0);
-    assert_eq!((world.published(), world.pick().outcome()), (0, "queue".to_owned()));
+        |sim: &mut CoreSim| sim.core().subscribed_clusters().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!((wanted(&mut sim), sim.pick().outcome()), (vec!["orders".to_owned()], "queue".to_owned()));
+    sim.clusters(&none.clone().with("stock", "s").0);
+    assert_eq!((sim.published(), sim.pick().outcome()), (0, "queue".to_owned()));
     let found = none.clone().with("orders", "a");
-    world.clusters(&found.0);
-    assert_eq!(world.letters(2), "aa");
+    sim.clusters(&found.0);
+    assert_eq!(sim.letters(2), "aa");
     // Updates that lack it are passed over; one that says that it is gone is not.
-    world.clusters(&none.0);
-    assert_eq!((world.letters(2), wanted(&mut world).len()), ("aa".to_owned(), 1));
-    world.clusters(&none.clone().with_error("orders", "gone").0);
-    assert_eq!(world.pick().outcome(), "drop");
-    world.clusters(&none.0);
-    assert_eq!(world.pick().outcome(), "drop");
+    sim.clusters(&none.0);
+    assert_eq!((sim.letters(2), wanted(&mut sim).len()), ("aa".to_owned(), 1));
+    sim.clusters(&none.clone().with_error("orders", "gone").0);
+    assert_eq!(sim.pick().outcome(), "drop");
+    sim.clusters(&none.0);
+    assert_eq!(sim.pick().outcome(), "drop");
     // The wish ends with the policy that had it, and what is known of one cluster says nothing of another.
-    world.config(&json!([{"cds_experimental": {"cluster": "stock", "isDynamic": true}}]));
-    assert_eq!((wanted(&mut world), world.pick().outcome()), (vec!["stock".to_owned()], "queue".to_owned()));
-    world.config(&cds("orders"));
-    assert!(wanted(&mut world).is_empty());
+    sim.config(&json!([{"cds_experimental": {"cluster": "stock", "isDynamic": true}}]));
+    assert_eq!((wanted(&mut sim), sim.pick().outcome()), (vec!["stock".to_owned()], "queue".to_owned()));
+    sim.config(&cds("orders"));
+    assert!(wanted(&mut sim).is_empty());
 }
 
 /// A wish is held as often as there are policies that have it.
@@ -121,10 +121,10 @@ fn a_cluster_is_wanted_until_the_last_one_lets_go() {
             names.iter().map(|name| (name.to_string(), json!({"childPolicy": dynamic}))).collect();
         json!([{"xds_cluster_manager_experimental": {"children": children}}])
     };
-    let mut world = CoreSim::new(&children(&["one", "two"]), Endpoints::none());
+    let mut sim = CoreSim::new(&children(&["one", "two"]), Endpoints::none());
     for (names, wanted) in [(&["one", "two"][..], 1), (&["two"], 1), (&["two", "three"], 1), (&[], 0)] {
-        world.config(&children(names));
-        assert_eq!(world.core().subscribed_clusters().count(), wanted, "{names:?}");
+        sim.config(&children(names));
+        assert_eq!(sim.core().subscribed_clusters().count(), wanted, "{names:?}");
     }
 }
 
@@ -135,30 +135,30 @@ fn an_aggregate_tries_its_leaves_in_order() {
         .with("main", "a | b")
         .with("spare", "c | d")
         .with_aggregate("all", &["main", "spare"]);
-    let mut world = world(&cds("all"), &discovered);
+    let mut sim = sim(&cds("all"), &discovered);
     for address in ["a", "b", "c", "d"] {
-        assert_eq!(world.letters(2), address.repeat(2));
-        world.down(address);
+        assert_eq!(sim.letters(2), address.repeat(2));
+        sim.down(address);
     }
-    assert_eq!(failure(&mut world), "Unavailable: d: d refused");
-    assert_eq!(world.pick_waiting().outcome(), "queue");
-    world.up("c");
-    world.advance(secs(3));
-    assert_eq!(world.letters(2), "cc");
+    assert_eq!(failure(&mut sim), "Unavailable: d: d refused");
+    assert_eq!(sim.pick_waiting().outcome(), "queue");
+    sim.up("c");
+    sim.advance(secs(3));
+    assert_eq!(sim.letters(2), "cc");
     // The order is the aggregate's; the children follow their clusters, and nothing is dialled again.
-    world.dialled();
-    world.clusters(&discovered.clone().with_aggregate("all", &["spare", "main"]).0);
-    assert_eq!((world.letters(2), world.dialled()), ("cc".to_owned(), vec![]));
-    let tree = world.describe();
+    sim.dialled();
+    sim.clusters(&discovered.clone().with_aggregate("all", &["spare", "main"]).0);
+    assert_eq!((sim.letters(2), sim.dialled()), ("cc".to_owned(), vec![]));
+    let tree = sim.describe();
     assert_eq!(tree.details["leaves"], json!(["spare", "main"]));
     let priorities = &find_all(&tree, "priority_experimental")["priority"].details["priorities"];
     let names = ["spare/priority-0", "spare/priority-1", "main/priority-0", "main/priority-1"];
     assert_eq!(priorities, &json!(names));
     // A leaf alone, then an aggregate again: the same cluster resolver goes on.
-    world.clusters(&discovered.clone().with("all", "c").0);
-    assert_eq!(world.letters(2), "cc");
-    world.clusters(&discovered.0);
-    assert_eq!(world.letters(2), "cc");
+    sim.clusters(&discovered.clone().with("all", "c").0);
+    assert_eq!(sim.letters(2), "cc");
+    sim.clusters(&discovered.0);
+    assert_eq!(sim.letters(2), "cc");
 }
 
 /// CDS-7: policy, circuit breaker, outlier detection, load reporting and drops are each leaf's own.
@@ -180,22 +180,22 @@ fn each_leaf_has_its_own_settings() {
         .with_leaf(main, set("a b"))
         .with_leaf(dns("spare", "spare.example:443"), set("c d"))
         .with_aggregate("all", &["main", "spare"]);
-    let mut world = world(&cds("all"), &discovered);
-    assert_eq!(world.letters(2), "aa", "pick_first");
-    let first = world.pick();
-    assert_eq!((first.outcome(), world.pick().outcome()), ("a".to_owned(), "drop".to_owned()));
+    let mut sim = sim(&cds("all"), &discovered);
+    assert_eq!(sim.letters(2), "aa", "pick_first");
+    let first = sim.pick();
+    assert_eq!((first.outcome(), sim.pick().outcome()), ("a".to_owned(), "drop".to_owned()));
     first.finish_ok();
-    world.down("a");
-    world.down("b");
-    assert_eq!(world.pick().outcome(), "queue", "pick_first was idle and tries again");
-    let calls: Vec<_> = (0..4).map(|_| world.pick()).collect();
+    sim.down("a");
+    sim.down("b");
+    assert_eq!(sim.pick().outcome(), "queue", "pick_first was idle and tries again");
+    let calls: Vec<_> = (0..4).map(|_| sim.pick()).collect();
     let letters: String = calls.iter().map(Picked::outcome).collect();
     assert_eq!(letters.replace("cd", "").replace("dc", ""), "", "round_robin without that limit");
     for call in calls {
         call.finish_ok();
     }
 
-    let tree = world.describe();
+    let tree = sim.describe();
     let branches: BTreeMap<&str, Vec<&str>> = find_all(&tree, "priority_experimental")["priority"]
         .children
         .iter()
@@ -242,43 +242,37 @@ fn each_leaf_has_its_own_settings() {
 #[test]
 fn a_missing_leaf_is_passed_over() {
     let discovered = Discovered::default().with("b", "b").with_aggregate("all", &["a", "b", "c"]);
-    let mut world = world(&cds("all"), &discovered);
-    assert_eq!(world.letters(2), "bb");
-    let tree = world.describe();
+    let mut sim = sim(&cds("all"), &discovered);
+    assert_eq!(sim.letters(2), "bb");
+    let tree = sim.describe();
     let priority = find_all(&tree, "priority_experimental")["priority"];
     let states: Vec<_> = priority.children.iter().map(|(name, child)| (name.as_str(), child.state)).collect();
     let (failed, ready) = (Some(ConnectivityState::TransientFailure), Some(ConnectivityState::Ready));
     assert_eq!(states, [("a/priority-0", failed), ("b/priority-0", ready)], "the third was not needed");
     // With every other priority down, the last one answers. Those that wait may still wait for the second.
-    world.down("b");
+    sim.down("b");
     assert_eq!(
-        failure(&mut world),
+        failure(&mut sim),
         r#"Unavailable: no addresses to connect to (cluster "c": discovery knows nothing of it)"#
     );
-    assert_eq!(
-        (world.pick().outcome(), world.pick_waiting().outcome()),
-        ("fail".to_owned(), "queue".to_owned())
-    );
+    assert_eq!((sim.pick().outcome(), sim.pick_waiting().outcome()), ("fail".to_owned(), "queue".to_owned()));
     // A leaf comes to be known.
-    world.clusters(&discovered.clone().with("a", "a").0);
-    assert_eq!(world.letters(2), "aa");
+    sim.clusters(&discovered.clone().with("a", "a").0);
+    assert_eq!(sim.letters(2), "aa");
     // No leaf is left; then none was ever there.
     let none = discovered.clone().without("b").with_error("a", "gone").with_error("c", "refused");
-    world.clusters(&none.0);
+    sim.clusters(&none.0);
     assert_eq!(
-        failure(&mut world),
+        failure(&mut sim),
         r#"Unavailable: cluster "all": none of its 3 leaf clusters can be used; of the first: gone"#
     );
-    assert_eq!(world.pick_waiting().outcome(), "drop");
-    world.clusters(&none.with_aggregate("all", &[]).0);
-    assert_eq!(
-        failure(&mut world),
-        r#"Unavailable: cluster "all": it is an aggregate without leaf clusters"#
-    );
+    assert_eq!(sim.pick_waiting().outcome(), "drop");
+    sim.clusters(&none.with_aggregate("all", &[]).0);
+    assert_eq!(failure(&mut sim), r#"Unavailable: cluster "all": it is an aggregate without leaf clusters"#);
     // Leaves are leaves; an aggregate among them does not run in circles.
-    world.clusters(&Discovered::default().with_aggregate("all", &["all"]).0);
+    sim.clusters(&Discovered::default().with_aggregate("all", &["all"]).0);
     assert_eq!(
-        failure(&mut world),
+        failure(&mut sim),
         "Unavailable: cluster \"all\": none of its 1 leaf clusters can be used; of the first: cluster \"all\": it is an \
          aggregate where a leaf cluster was expected"
     );
@@ -293,8 +287,8 @@ fn a_cluster_alone_and_in_an_aggregate_shares_its_circuit_breaker() {
     let config = json!([{"xds_cluster_manager_experimental": {"children": {
         "alone": {"childPolicy": cds("orders")}, "aggregate": {"childPolicy": cds("all")},
     }}}]);
-    let mut world = world(&config, &discovered);
-    let mut pick = |name: &str| pick_for(&mut world, name);
+    let mut sim = sim(&config, &discovered);
+    let mut pick = |name: &str| pick_for(&mut sim, name);
     let (one, two) = (pick("alone"), pick("aggregate"));
     assert_eq!((one.outcome(), two.outcome()), ("a".to_owned(), "a".to_owned()));
     assert_eq!(
@@ -337,11 +331,11 @@ fn the_first_config_of_the_walk_through_works() {
     Registry::standard().parse_service_config(&config.to_string()).expect("it is a whole service config");
     let discovered =
         Discovered::default().with("cluster_1", "1").with("cluster_2", "2").with("cluster_3", "3");
-    let mut world = world(&config["loadBalancingConfig"], &discovered);
+    let mut sim = sim(&config["loadBalancingConfig"], &discovered);
     let mut shares = |child: &str| {
         let mut shares: BTreeMap<String, usize> = BTreeMap::new();
         for _ in 0..10_000 {
-            let outcome = pick_for(&mut world, child).finish_ok();
+            let outcome = pick_for(&mut sim, child).finish_ok();
             *shares.entry(outcome).or_default() += 1;
         }
         shares
@@ -362,9 +356,9 @@ fn the_second_config_of_the_walk_through_works() {
     Registry::standard().parse_service_config(&config.to_string()).expect("it is a whole service config");
     let discovered = Discovered::default().with("one", "1").with("two", "2");
     let discovered = discovered.with_error("zero", "nothing refers to it");
-    let mut world = world(&config["loadBalancingConfig"], &discovered);
+    let mut sim = sim(&config["loadBalancingConfig"], &discovered);
     for (child, outcome) in [("one", "1"), ("two", "2"), ("zero", "drop"), ("one", "1")] {
-        assert_eq!(pick_for(&mut world, child).finish_ok(), outcome);
+        assert_eq!(pick_for(&mut sim, child).finish_ok(), outcome);
     }
 }
 
@@ -545,10 +539,10 @@ proptest! {
     /// never changes anything, which the world checks after each step.
     #[test]
     fn the_present_decides_and_not_the_past(updates in prop::collection::vec(leaves(), 1..6)) {
-        let mut world = CoreSim::new(&cds("all"), Endpoints::none()).all_up();
+        let mut sim = CoreSim::new(&cds("all"), Endpoints::none()).all_up();
         for leaves in updates {
-            world.clusters(&discovered(&leaves).0);
-            let picked: BTreeSet<String> = world.picks(12).into_iter().collect();
+            sim.clusters(&discovered(&leaves).0);
+            let picked: BTreeSet<String> = sim.picks(12).into_iter().collect();
             prop_assert_eq!(picked, expected(&leaves), "{:?}", leaves);
         }
     }

@@ -108,9 +108,9 @@ fn groups(one: &[(usize, u32)], two: &[(usize, u32)]) -> Endpoints {
     Endpoints::groups([("one", list(one)), ("two", list(two))])
 }
 
-fn call(world: &mut CoreSim, entropy: u64) -> Picked {
+fn call(sim: &mut CoreSim, entropy: u64) -> Picked {
     let cluster = if entropy.is_multiple_of(2) { "one" } else { "two" };
-    world.pick_with(|call| call.with_cluster(cluster).with_hash(entropy))
+    sim.pick_with(|call| call.with_cluster(cluster).with_hash(entropy))
 }
 
 fn load(entropy: usize) -> LoadReport {
@@ -127,27 +127,27 @@ proptest! {
         let configs = configs();
         let core = Core::builder(Rng::from_entropy(seed)).build();
         let start = groups(&[(0, 1), (1, 2), (2, 3)], &[(3, 1), (4, 1)]);
-        let mut world = CoreSim::with(core, Registry::standard(), &configs[first], start);
+        let mut sim = CoreSim::with(core, Registry::standard(), &configs[first], start);
         let mut config = first;
         let mut under_way: Vec<Picked> = Vec::new();
         for (i, step) in steps.into_iter().enumerate() {
             match step {
                 Step::Config(n) => {
                     config = n;
-                    world.config(&configs[n]);
+                    sim.config(&configs[n]);
                 }
-                Step::Endpoints(one, two) => world.endpoints(groups(&one, &two)),
-                Step::Up(n) => world.up(NAMES[n]),
-                Step::Down(n) => world.down(NAMES[n]),
+                Step::Endpoints(one, two) => sim.endpoints(groups(&one, &two)),
+                Step::Up(n) => sim.up(NAMES[n]),
+                Step::Down(n) => sim.down(NAMES[n]),
                 Step::Lose(n) => {
-                    if world.state_of(NAMES[n]) == Some(ConnectivityState::Ready) {
-                        world.lose(NAMES[n]);
+                    if sim.state_of(NAMES[n]) == Some(ConnectivityState::Ready) {
+                        sim.lose(NAMES[n]);
                     }
                 }
                 Step::PickArgs(entropy) => {
-                    let picked = call(&mut world, entropy);
+                    let picked = call(&mut sim, entropy);
                     if let Picked::To { address, .. } = &picked {
-                        let state = world.state_of(address);
+                        let state = sim.state_of(address);
                         prop_assert_eq!(state, Some(ConnectivityState::Ready), "{} was picked", address);
                     }
                     under_way.push(picked);
@@ -158,35 +158,35 @@ proptest! {
                 Step::Cancel if !under_way.is_empty() => drop(under_way.remove(0)),
                 Step::End(_) | Step::Cancel => {}
                 Step::ExitIdle => {
-                    world.handle(LbEvent::ExitIdle);
+                    sim.handle(LbEvent::ExitIdle);
                 }
-                Step::Wait(millis) => world.advance(Duration::from_millis(millis)),
-                Step::Sleep(millis) => world.sleep_through(Duration::from_millis(millis)),
+                Step::Wait(millis) => sim.advance(Duration::from_millis(millis)),
+                Step::Sleep(millis) => sim.sleep_through(Duration::from_millis(millis)),
             }
         }
 
         // A fleet that is up is used: once back-offs, ejections and failover timers are over, calls find their way.
         under_way.clear();
         for name in NAMES {
-            world.up(name);
-            world.up(&format!("{name}2"));
+            sim.up(name);
+            sim.up(&format!("{name}2"));
         }
-        world.config(&configs[config]);
-        world.endpoints(groups(&[(0, 1), (1, 2), (2, 3)], &[(3, 1), (4, 1)]));
-        world.advance(secs(400));
+        sim.config(&configs[config]);
+        sim.endpoints(groups(&[(0, 1), (1, 2), (2, 3)], &[(3, 1), (4, 1)]));
+        sim.advance(secs(400));
         for entropy in 0..200 {
-            call(&mut world, entropy).finish_ok();
+            call(&mut sim, entropy).finish_ok();
         }
         for entropy in 0..20 {
-            let picked = call(&mut world, entropy);
+            let picked = call(&mut sim, entropy);
             prop_assert!(matches!(picked, Picked::To { .. }), "a call {:?} though all is up", picked);
             picked.finish_ok();
         }
 
         // Nothing is kept for nobody, once the last retained child has been let go.
-        world.update(&json!([{"round_robin": {}}]), Endpoints::none());
-        world.advance(secs(16 * 60));
-        prop_assert_eq!(world.subchannel_count(), 0);
-        prop_assert!(world.watches().is_empty());
+        sim.update(&json!([{"round_robin": {}}]), Endpoints::none());
+        sim.advance(secs(16 * 60));
+        prop_assert_eq!(sim.subchannel_count(), 0);
+        prop_assert!(sim.watches().is_empty());
     }
 }

@@ -30,8 +30,8 @@ fn drops(rates: &[(&str, u32)]) -> Value {
     cluster(&json!({"dropCategories": rates.iter().map(drop).collect::<Vec<_>>()}))
 }
 
-fn detail(world: &CoreSim, name: &str) -> Value {
-    world.describe().details[name].clone()
+fn detail(sim: &CoreSim, name: &str) -> Value {
+    sim.describe().details[name].clone()
 }
 
 fn with_counters(counters: &Arc<CallCounters>, config: &Value, endpoints: Endpoints) -> CoreSim {
@@ -42,23 +42,22 @@ fn with_counters(counters: &Arc<CallCounters>, config: &Value, endpoints: Endpoi
 /// CI-1: one number for both categories would never drop a call for the second.
 #[test]
 fn each_category_rolls_its_own_number_in_order() {
-    let mut world =
-        CoreSim::new(&drops(&[("lb", 500_000), ("throttle", 500_000)]), endpoints(["a"])).all_up();
-    let passed = world.shares(40_000)["a"] as u64;
-    let dropped = |category: &str| detail(&world, "drops")[category].as_u64().unwrap();
+    let mut sim = CoreSim::new(&drops(&[("lb", 500_000), ("throttle", 500_000)]), endpoints(["a"])).all_up();
+    let passed = sim.shares(40_000)["a"] as u64;
+    let dropped = |category: &str| detail(&sim, "drops")[category].as_u64().unwrap();
     assert_eq!(passed + dropped("lb") + dropped("throttle"), 40_000);
     assert_near(dropped("lb"), 40_000, 0.5);
     assert_near(dropped("throttle"), 40_000, 0.25);
-    assert_eq!(detail(&world, "circuitBreakerDrops"), 0);
+    assert_eq!(detail(&sim, "circuitBreakerDrops"), 0);
 }
 
 /// CI-1
 #[test]
 fn rates_hold() {
     for rate in [0, 1_000, 50_000, 333_333, 1_000_000] {
-        let mut world = CoreSim::new(&drops(&[("lb", rate)]), endpoints(["a"])).all_up();
-        world.picks(50_000);
-        assert_near(detail(&world, "drops")["lb"].as_u64().unwrap(), 50_000, f64::from(rate) / 1e6);
+        let mut sim = CoreSim::new(&drops(&[("lb", rate)]), endpoints(["a"])).all_up();
+        sim.picks(50_000);
+        assert_near(detail(&sim, "drops")["lb"].as_u64().unwrap(), 50_000, f64::from(rate) / 1e6);
     }
 }
 
@@ -72,18 +71,17 @@ fn assert_near(count: u64, calls: u32, share: f64) {
 /// CI-1: a drop fails calls that wait for ready too, and the child is not asked.
 #[test]
 fn a_drop_comes_before_the_pick_and_names_its_category() {
-    let mut world =
-        CoreSim::new(&drops(&[("none", 0), ("maintenance", 1_000_000)]), endpoints(["a"])).all_up();
-    let picked = world.pick_call(&PickArgs::new("/s/m", 1).wait_for_ready());
+    let mut sim = CoreSim::new(&drops(&[("none", 0), ("maintenance", 1_000_000)]), endpoints(["a"])).all_up();
+    let picked = sim.pick_call(&PickArgs::new("/s/m", 1).wait_for_ready());
     let Picked::Dropped(status) = &picked else { panic!("{picked:?}") };
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(
         status.message(),
         r#"cluster "c": dropped as the control plane asks for category "maintenance""#
     );
-    assert_eq!(detail(&world, "drops"), json!({"none": 0, "maintenance": 1}));
-    assert_eq!(world.describe().picks(), 0);
-    assert_eq!(detail(&world, "inFlight"), 0);
+    assert_eq!(detail(&sim, "drops"), json!({"none": 0, "maintenance": 1}));
+    assert_eq!(sim.describe().picks(), 0);
+    assert_eq!(detail(&sim, "inFlight"), 0);
 }
 
 /// CI-2
@@ -103,22 +101,22 @@ fn rates_are_scaled_to_a_million_and_capped() {
     ] {
         assert_eq!(denominator.per_million(numerator), expected, "{numerator} per {denominator:?}");
     }
-    let mut world = CoreSim::new(&drops(&[("lb", 4_000_000_000)]), endpoints(["a"])).all_up();
-    assert_eq!(world.shares(100), [("drop".to_owned(), 100)].into());
-    assert!(world.describe().warnings[0].contains("counts as a million"));
+    let mut sim = CoreSim::new(&drops(&[("lb", 4_000_000_000)]), endpoints(["a"])).all_up();
+    assert_eq!(sim.shares(100), [("drop".to_owned(), 100)].into());
+    assert!(sim.describe().warnings[0].contains("counts as a million"));
 }
 
 /// CI-3
 #[test]
 fn calls_that_wait_or_fail_anyway_are_not_rolled() {
-    let mut world = CoreSim::new(&drops(&[("lb", 900_000)]), endpoints(["a"]));
-    assert_eq!(world.shares(100), [("queue".to_owned(), 100)].into());
-    world.fail("a");
-    assert_eq!(world.shares(100), [("fail".to_owned(), 100)].into());
-    assert_eq!(detail(&world, "drops"), json!({"lb": 0}));
-    world.up("a");
-    world.advance(testkit::secs(2));
-    assert!(world.shares(100)["drop"] > 70);
+    let mut sim = CoreSim::new(&drops(&[("lb", 900_000)]), endpoints(["a"]));
+    assert_eq!(sim.shares(100), [("queue".to_owned(), 100)].into());
+    sim.fail("a");
+    assert_eq!(sim.shares(100), [("fail".to_owned(), 100)].into());
+    assert_eq!(detail(&sim, "drops"), json!({"lb": 0}));
+    sim.up("a");
+    sim.advance(testkit::secs(2));
+    assert!(sim.shares(100)["drop"] > 70);
 }
 
 /// CI-3, CI-4: a child that is not READY and picks all the same is not rolled, but its calls count in flight; one that
@@ -134,26 +132,26 @@ fn a_child_that_picks_without_being_ready() {
         "dropCategories": [{"category": "lb", "requestsPerMillion": 1_000_000}],
     });
     let config = cluster_over(&settings, &json!([{"stubborn": {}}]));
-    let mut world = CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
-    assert_eq!(world.state(), ConnectivityState::Connecting);
-    let first = world.pick();
+    let mut sim = CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
+    assert_eq!(sim.state(), ConnectivityState::Connecting);
+    let first = sim.pick();
     assert!(matches!(first, Picked::To { .. }));
-    assert_eq!(world.pick().outcome(), "drop");
+    assert_eq!(sim.pick().outcome(), "drop");
     assert_eq!(ends.unsent.load(Ordering::Relaxed), 1);
     first.finish_ok();
     assert_eq!(ends.finished.load(Ordering::Relaxed), 1);
-    assert_eq!(detail(&world, "inFlight"), 0);
-    assert_eq!(detail(&world, "circuitBreakerDrops"), 1);
+    assert_eq!(detail(&sim, "inFlight"), 0);
+    assert_eq!(detail(&sim, "circuitBreakerDrops"), 1);
 }
 
 /// CI-4
 #[test]
 fn the_circuit_breaker_drops_above_its_limit() {
     let config = cluster(&json!({"maxConcurrentRequests": 2}));
-    let mut world = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
-    let (first, second) = (world.pick(), world.pick());
+    let mut sim = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
+    let (first, second) = (sim.pick(), sim.pick());
     assert_eq!((first.outcome(), second.outcome()), ("a".to_owned(), "b".to_owned()));
-    let third = world.pick_call(&PickArgs::new("/s/m", 1).wait_for_ready());
+    let third = sim.pick_call(&PickArgs::new("/s/m", 1).wait_for_ready());
     let status = third.status().unwrap();
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(
@@ -162,44 +160,44 @@ fn the_circuit_breaker_drops_above_its_limit() {
     );
     assert_eq!(third.outcome(), "drop");
     first.finish_ok();
-    assert_eq!(world.picks(3), ["a", "b", "a"]);
-    assert_eq!(detail(&world, "inFlight"), 1);
-    assert_eq!(detail(&world, "circuitBreakerDrops"), 1);
-    assert_eq!(detail(&world, "drops"), json!({}));
+    assert_eq!(sim.picks(3), ["a", "b", "a"]);
+    assert_eq!(detail(&sim, "inFlight"), 1);
+    assert_eq!(detail(&sim, "circuitBreakerDrops"), 1);
+    assert_eq!(detail(&sim, "drops"), json!({}));
     drop(second);
-    assert_eq!(detail(&world, "inFlight"), 0);
+    assert_eq!(detail(&sim, "inFlight"), 0);
 }
 
 /// CI-4: a limit of nothing lets nothing pass.
 #[test]
 fn a_limit_of_zero_drops_all() {
-    let mut world = CoreSim::new(&cluster(&json!({"max_concurrent_requests": 0})), endpoints(["a"])).all_up();
-    assert_eq!(world.picks(2), ["drop", "drop"]);
+    let mut sim = CoreSim::new(&cluster(&json!({"max_concurrent_requests": 0})), endpoints(["a"])).all_up();
+    assert_eq!(sim.picks(2), ["drop", "drop"]);
 }
 
 /// CI-5
 #[test]
 fn the_limit_is_1024_unless_set() {
-    let mut world = CoreSim::new(&cluster(&json!({})), endpoints(["a"])).all_up();
-    let held: Vec<_> = (0..1024).map(|_| world.pick()).collect();
+    let mut sim = CoreSim::new(&cluster(&json!({})), endpoints(["a"])).all_up();
+    let held: Vec<_> = (0..1024).map(|_| sim.pick()).collect();
     assert!(held.iter().all(|picked| picked.outcome() == "a"));
-    assert_eq!(world.pick().outcome(), "drop");
+    assert_eq!(sim.pick().outcome(), "drop");
 }
 
 /// CI-6: A32's own example, a limit lowered below what is in flight.
 #[test]
 fn lowering_the_limit_keeps_what_is_in_flight() {
-    let mut world = CoreSim::new(&cluster(&json!({"maxConcurrentRequests": 105})), endpoints(["a"])).all_up();
-    let mut held: Vec<_> = (0..105).map(|_| world.pick()).collect();
-    world.config(&cluster(&json!({"maxConcurrentRequests": 100})));
+    let mut sim = CoreSim::new(&cluster(&json!({"maxConcurrentRequests": 105})), endpoints(["a"])).all_up();
+    let mut held: Vec<_> = (0..105).map(|_| sim.pick()).collect();
+    sim.config(&cluster(&json!({"maxConcurrentRequests": 100})));
     for _ in 0..6 {
-        assert_eq!(world.picks(1), ["drop"]);
+        assert_eq!(sim.picks(1), ["drop"]);
         held.pop().unwrap().finish_ok();
     }
-    assert_eq!(world.picks(1), ["a"]);
-    world.config(&cluster(&json!({"maxConcurrentRequests": 200})));
-    assert_eq!(detail(&world, "inFlight"), 99);
-    assert_eq!(detail(&world, "circuitBreakerDrops"), 6, "counts go on across configs");
+    assert_eq!(sim.picks(1), ["a"]);
+    sim.config(&cluster(&json!({"maxConcurrentRequests": 200})));
+    assert_eq!(detail(&sim, "inFlight"), 99);
+    assert_eq!(detail(&sim, "circuitBreakerDrops"), 6, "counts go on across configs");
 }
 
 /// CI-6
@@ -223,7 +221,7 @@ fn channels_of_a_process_share_the_count_of_a_cluster() {
 /// CI-6
 #[test]
 fn every_end_counts_the_call_out_once() {
-    let mut world = CoreSim::new(&cluster(&json!({})), endpoints(["a"])).all_up();
+    let mut sim = CoreSim::new(&cluster(&json!({})), endpoints(["a"])).all_up();
     let ends: [fn(Picked); 4] = [
         |picked| assert_eq!(picked.finish_ok(), "a"),
         |picked| assert_eq!(picked.finish(Code::Internal, None), "a"),
@@ -231,10 +229,10 @@ fn every_end_counts_the_call_out_once() {
         Picked::unsent,
     ];
     for end in ends {
-        let picked = world.pick();
-        assert_eq!(detail(&world, "inFlight"), 1);
+        let picked = sim.pick();
+        assert_eq!(detail(&sim, "inFlight"), 1);
         end(picked);
-        assert_eq!(detail(&world, "inFlight"), 0);
+        assert_eq!(detail(&sim, "inFlight"), 0);
     }
 }
 
@@ -248,8 +246,8 @@ fn the_limit_is_exact_and_nothing_leaks() {
         "maxConcurrentRequests": LIMIT,
         "dropCategories": [{"category": "lb", "requestsPerMillion": 100_000}],
     });
-    let world = with_counters(&counters, &cluster(&settings), endpoints(["a", "b"])).all_up();
-    let (picker, counter) = (world.picker(), counters.counter("c", ""));
+    let sim = with_counters(&counters, &cluster(&settings), endpoints(["a", "b"])).all_up();
+    let (picker, counter) = (sim.picker(), counters.counter("c", ""));
     let (admitted, shed) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for seed in 0..8 {
@@ -291,8 +289,8 @@ fn the_limit_is_exact_and_nothing_leaks() {
         }
     });
     assert_eq!(counter.count(), 0);
-    let count = |name: &str| detail(&world, name).as_u64().unwrap();
-    let dropped = detail(&world, "drops")["lb"].as_u64().unwrap();
+    let count = |name: &str| detail(&sim, name).as_u64().unwrap();
+    let dropped = detail(&sim, "drops")["lb"].as_u64().unwrap();
     assert!(dropped > 0 && count("circuitBreakerDrops") > 0);
     assert_eq!(count("circuitBreakerDrops") + dropped, shed.into_inner());
 }
@@ -303,39 +301,39 @@ fn the_cluster_is_named_below() {
     let mut registry = Registry::standard();
     registry.register::<Stubborn>("stubborn");
     let config = cluster_over(&json!({}), &json!([{"stubborn": {}}]));
-    let world = CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
-    assert_eq!(world.describe().children[0].1.details["backendService"], "c");
+    let sim = CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
+    assert_eq!(sim.describe().children[0].1.details["backendService"], "c");
 }
 
 /// CI-1
 #[test]
 fn counts_of_a_category_go_on_while_it_stays() {
-    let mut world = CoreSim::new(&drops(&[("lb", 1_000_000)]), endpoints(["a"])).all_up();
-    world.picks(3);
-    world.config(&drops(&[("new", 0), ("lb", 1_000_000), ("lb", 1_000_000)]));
-    world.picks(1);
-    assert_eq!(detail(&world, "drops"), json!({"new": 0, "lb": 4}));
-    world.config(&drops(&[]));
-    assert_eq!(world.picks(1), ["a"]);
+    let mut sim = CoreSim::new(&drops(&[("lb", 1_000_000)]), endpoints(["a"])).all_up();
+    sim.picks(3);
+    sim.config(&drops(&[("new", 0), ("lb", 1_000_000), ("lb", 1_000_000)]));
+    sim.picks(1);
+    assert_eq!(detail(&sim, "drops"), json!({"new": 0, "lb": 4}));
+    sim.config(&drops(&[]));
+    assert_eq!(sim.picks(1), ["a"]);
 }
 
 /// The same config and endpoints again give the same picker; another limit gives another one.
 #[test]
 fn the_picker_stays_until_something_differs() {
     let endpoints = endpoints(["a"]);
-    let mut world = CoreSim::new(&cluster(&json!({})), endpoints.clone()).all_up();
-    world.published();
-    world.update(&cluster(&json!({})), endpoints);
-    assert_eq!(world.published(), 0);
-    world.config(&cluster(&json!({"maxConcurrentRequests": 5})));
-    assert_eq!(world.published(), 1);
+    let mut sim = CoreSim::new(&cluster(&json!({})), endpoints.clone()).all_up();
+    sim.published();
+    sim.update(&cluster(&json!({})), endpoints);
+    assert_eq!(sim.published(), 0);
+    sim.config(&cluster(&json!({"maxConcurrentRequests": 5})));
+    assert_eq!(sim.published(), 1);
 }
 
 #[test]
 fn no_endpoints_is_the_child_s_to_say() {
-    let mut world = CoreSim::new(&drops(&[("lb", 1_000_000)]), Endpoints::none());
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
+    let mut sim = CoreSim::new(&drops(&[("lb", 1_000_000)]), Endpoints::none());
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    assert_eq!(sim.pick().status().unwrap().message(), "no endpoints");
 }
 
 /// CI-2

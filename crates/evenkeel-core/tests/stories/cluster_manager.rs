@@ -29,54 +29,54 @@ fn alone<'a>(names: impl IntoIterator<Item = &'a str>) -> Endpoints {
 }
 
 /// Where a call routed to this cluster goes.
-fn pick(world: &mut CoreSim, cluster: &'static str) -> String {
-    world.pick_with(|call| call.with_cluster(cluster)).finish_ok()
+fn pick(sim: &mut CoreSim, cluster: &'static str) -> String {
+    sim.pick_with(|call| call.with_cluster(cluster)).finish_ok()
 }
 
 /// CM-1, LBX-7: each cluster has its own endpoints and its own state; a call meets those of its cluster.
 #[test]
 fn a_call_goes_to_the_cluster_that_routing_chose() {
-    let mut world = CoreSim::new(&round_robin(["a", "b", "c"]), alone(["a", "b", "c"]));
-    world.up("a");
-    world.down("b");
-    assert_eq!(world.state(), Ready);
+    let mut sim = CoreSim::new(&round_robin(["a", "b", "c"]), alone(["a", "b", "c"]));
+    sim.up("a");
+    sim.down("b");
+    assert_eq!(sim.state(), Ready);
     for _ in 0..3 {
-        assert_eq!(["a", "b", "c"].map(|name| pick(&mut world, name)), ["a", "fail", "queue"]);
+        assert_eq!(["a", "b", "c"].map(|name| pick(&mut sim, name)), ["a", "fail", "queue"]);
     }
-    world.up("c");
-    world.down("a");
-    assert_eq!(["a", "b", "c"].map(|name| pick(&mut world, name)), ["fail", "fail", "c"]);
+    sim.up("c");
+    sim.down("a");
+    assert_eq!(["a", "b", "c"].map(|name| pick(&mut sim, name)), ["fail", "fail", "c"]);
 }
 
 /// CM-1: an idle cluster wakes when a call comes for it, and only then.
 #[test]
 fn an_idle_cluster_waits_for_its_call() {
     let child = || json!([{"pick_first": {}}]);
-    let mut world = CoreSim::new(&clusters([("a", child()), ("b", child())]), alone(["a", "b"]));
-    world.ready("a");
-    world.ready("b");
-    world.dialled();
-    world.lose("a");
-    world.advance(secs(60));
-    assert_eq!((pick(&mut world, "b"), world.dialled().len()), ("b".to_owned(), 0));
-    assert_eq!((pick(&mut world, "a"), world.dialled()), ("queue".to_owned(), vec!["a".to_owned()]));
+    let mut sim = CoreSim::new(&clusters([("a", child()), ("b", child())]), alone(["a", "b"]));
+    sim.ready("a");
+    sim.ready("b");
+    sim.dialled();
+    sim.lose("a");
+    sim.advance(secs(60));
+    assert_eq!((pick(&mut sim, "b"), sim.dialled().len()), ("b".to_owned(), 0));
+    assert_eq!((pick(&mut sim, "a"), sim.dialled()), ("queue".to_owned(), vec!["a".to_owned()]));
 }
 
 /// CM-2: with no cluster, one or many in the config.
 #[test]
 fn an_unknown_cluster_is_internal() {
     for known in [&[][..], &["a"], &["a", "b", "c"]] {
-        let mut world =
+        let mut sim =
             CoreSim::new(&round_robin(known.iter().copied()), alone(known.iter().copied())).all_up();
         for unknown in ["x", "", "aa", "A"] {
             let status =
-                world.pick_with(|call| call.with_cluster(unknown)).status().cloned().expect("it fails");
+                sim.pick_with(|call| call.with_cluster(unknown)).status().cloned().expect("it fails");
             assert_eq!(status.code(), Code::Internal);
             assert!(status.message().contains(&format!("\"{unknown}\"")), "{status}");
         }
-        let status = world.pick().status().cloned().expect("it fails");
+        let status = sim.pick().status().cloned().expect("it fails");
         assert_eq!((status.code(), status.message()), (Code::Internal, "the call's route names no cluster"));
-        let waiting = world.pick_with(|call| call.with_cluster("x").wait_for_ready());
+        let waiting = sim.pick_with(|call| call.with_cluster("x").wait_for_ready());
         assert_eq!(waiting.outcome(), "queue");
     }
 }
@@ -89,11 +89,11 @@ fn states_are_summed_up() {
     for (i, a) in states.into_iter().enumerate() {
         for (j, b) in states.into_iter().enumerate() {
             let config = clusters([("a", scripted("a", a)), ("b", scripted("b", b))]);
-            let mut world = scripted::world(&config, Endpoints::none());
+            let mut sim = scripted::sim(&config, Endpoints::none());
             // The states are listed in the order in which they win.
-            assert_eq!(world.state(), states[i.min(j)], "{a:?}, {b:?}");
+            assert_eq!(sim.state(), states[i.min(j)], "{a:?}, {b:?}");
             for name in ["a", "b"] {
-                assert_eq!(said(&world.pick_with(|call| call.with_cluster(name))), name);
+                assert_eq!(said(&sim.pick_with(|call| call.with_cluster(name))), name);
             }
         }
     }
@@ -103,41 +103,41 @@ fn states_are_summed_up() {
 #[test]
 fn failure_sticks_until_ready() {
     let one = |state: ConnectivityState| clusters([("a", scripted("a", state))]);
-    let mut world = scripted::world(&one(TransientFailure), Endpoints::none());
+    let mut sim = scripted::sim(&one(TransientFailure), Endpoints::none());
     for (given, expected) in
         [(Connecting, TransientFailure), (Idle, TransientFailure), (Ready, Ready), (Idle, Idle)]
     {
-        world.config(&one(given));
-        assert_eq!(world.state(), expected);
+        sim.config(&one(given));
+        assert_eq!(sim.state(), expected);
     }
 }
 
 /// CM-1, LBX-11: clusters come and go without touching the others, and go at once.
 #[test]
 fn clusters_come_and_go() {
-    let mut world = CoreSim::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
-    assert_eq!(world.dialled(), ["a", "b"]);
-    world.published();
-    world.update(&round_robin(["b", "c"]), alone(["b", "c"]));
-    assert_eq!((world.dialled(), world.closed()), (vec!["c".to_owned()], vec!["a".to_owned()]));
-    assert_eq!(["a", "b", "c"].map(|name| pick(&mut world, name)), ["fail", "b", "c"]);
-    world.published();
-    world.update(&round_robin(["c"]), alone(["c"]));
-    assert_eq!((world.published(), world.closed()), (1, vec!["b".to_owned()]));
-    assert_eq!(world.wake_at(), None);
-    world.update(&round_robin([]), Endpoints::none());
-    assert_eq!((world.state(), world.subchannel_count()), (TransientFailure, 0));
+    let mut sim = CoreSim::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
+    assert_eq!(sim.dialled(), ["a", "b"]);
+    sim.published();
+    sim.update(&round_robin(["b", "c"]), alone(["b", "c"]));
+    assert_eq!((sim.dialled(), sim.closed()), (vec!["c".to_owned()], vec!["a".to_owned()]));
+    assert_eq!(["a", "b", "c"].map(|name| pick(&mut sim, name)), ["fail", "b", "c"]);
+    sim.published();
+    sim.update(&round_robin(["c"]), alone(["c"]));
+    assert_eq!((sim.published(), sim.closed()), (1, vec!["b".to_owned()]));
+    assert_eq!(sim.wake_at(), None);
+    sim.update(&round_robin([]), Endpoints::none());
+    assert_eq!((sim.state(), sim.subchannel_count()), (TransientFailure, 0));
 }
 
 /// CM-1: the endpoints of a cluster may be there before its config is.
 #[test]
 fn a_cluster_joins_by_config_alone() {
-    let mut world = CoreSim::new(&round_robin(["a"]), alone(["a", "b"])).all_up();
-    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "fail"]);
-    world.config(&round_robin(["a", "b"]));
-    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "b"]);
-    world.config(&round_robin(["b"]));
-    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["fail", "b"]);
+    let mut sim = CoreSim::new(&round_robin(["a"]), alone(["a", "b"])).all_up();
+    assert_eq!(["a", "b"].map(|name| pick(&mut sim, name)), ["a", "fail"]);
+    sim.config(&round_robin(["a", "b"]));
+    assert_eq!(["a", "b"].map(|name| pick(&mut sim, name)), ["a", "b"]);
+    sim.config(&round_robin(["b"]));
+    assert_eq!(["a", "b"].map(|name| pick(&mut sim, name)), ["fail", "b"]);
 }
 
 /// LBX-7: the whole tree of a channel, each level with its part of the path.
@@ -152,22 +152,22 @@ fn groups_are_handed_down_level_by_level() {
         ("b", endpoints(["b"])),
         ("c", endpoints(["c"])),
     ]);
-    let mut world = CoreSim::new(&config, groups).all_up();
-    let mut seen = [pick(&mut world, "a"), pick(&mut world, "a")];
+    let mut sim = CoreSim::new(&config, groups).all_up();
+    let mut seen = [pick(&mut sim, "a"), pick(&mut sim, "a")];
     seen.sort();
     assert_eq!(seen, ["a.x.1", "a.x.2"]);
-    assert_eq!(pick(&mut world, "b"), "b");
-    assert_eq!(world.subchannel_count(), 3);
+    assert_eq!(pick(&mut sim, "b"), "b");
+    assert_eq!(sim.subchannel_count(), 3);
 }
 
 /// LBX-12: another policy takes over in one cluster without a gap.
 #[test]
 fn a_cluster_changes_its_policy() {
-    let mut world = CoreSim::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
-    world.config(&clusters([("a", json!([{"pick_first": {}}])), ("b", json!([{"round_robin": {}}]))]));
-    assert_eq!(world.describe().children[0].1.policy, "pick_first");
-    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "b"]);
-    assert_eq!((world.dialled().len(), world.closed().len()), (2, 0));
+    let mut sim = CoreSim::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
+    sim.config(&clusters([("a", json!([{"pick_first": {}}])), ("b", json!([{"round_robin": {}}]))]));
+    assert_eq!(sim.describe().children[0].1.policy, "pick_first");
+    assert_eq!(["a", "b"].map(|name| pick(&mut sim, name)), ["a", "b"]);
+    assert_eq!((sim.dialled().len(), sim.closed().len()), (2, 0));
 }
 
 /// CM-1, LBX-1, LBX-2
@@ -295,14 +295,14 @@ fn the_service_config_with_splits() {
         ("weighted:cluster_1_cluster_2_1", alone(["cluster_1", "cluster_2"])),
         ("weighted:cluster_1_cluster_3_1", alone(["cluster_1", "cluster_3"])),
     ]);
-    let mut world = service(&config, groups);
-    assert_eq!(pick(&mut world, "cds:cluster_1"), "1");
+    let mut sim = service(&config, groups);
+    assert_eq!(pick(&mut sim, "cds:cluster_1"), "1");
     for (route, other, share) in [
         ("weighted:cluster_1_cluster_2_1", "cluster_2", 0.25),
         ("weighted:cluster_1_cluster_3_1", "cluster_3", 0.01),
     ] {
         let n = 20_000;
-        let hits = (0..n).filter(|_| pick(&mut world, route) == other).count() as f64;
+        let hits = (0..n).filter(|_| pick(&mut sim, route) == other).count() as f64;
         assert!(
             (hits - n as f64 * share).abs() < crate::weighted_target::tolerance(n, share),
             "{route}: {hits}"
@@ -315,8 +315,8 @@ fn the_service_config_with_splits() {
 fn the_service_config_with_clusters() {
     let names = ["one", "two", "zero"];
     let config = json!({"loadBalancingConfig": clusters(names.map(|name| (name, cds(name))))});
-    let mut world = service(&config, alone(names));
-    assert_eq!(names.map(|name| pick(&mut world, name)), names);
+    let mut sim = service(&config, alone(names));
+    assert_eq!(names.map(|name| pick(&mut sim, name)), names);
 }
 
 proptest! {
@@ -326,11 +326,11 @@ proptest! {
     #[test]
     fn any_names_are_found(names in prop::collection::btree_set("[a-b:|]{0,20}", 0..20), others in prop::collection::vec("[a-b:|]{0,20}", 5)) {
         let config = clusters(names.iter().map(|name| (name.as_str(), scripted(name, Ready))));
-        let mut world = scripted::world(&config, Endpoints::none());
+        let mut sim = scripted::sim(&config, Endpoints::none());
         for name in names.iter().chain(&others) {
-            let entropy = world.entropy();
+            let entropy = sim.entropy();
             let call = evenkeel_core::PickArgs::new("/test.Service/Method", entropy).with_cluster(name);
-            let picked = world.pick_call(&call);
+            let picked = sim.pick_call(&call);
             let code = if names.contains(name) { Code::Unavailable } else { Code::Internal };
             prop_assert_eq!(picked.status().map(evenkeel_core::Status::code), Some(code));
             if names.contains(name) {

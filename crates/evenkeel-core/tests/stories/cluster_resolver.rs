@@ -16,7 +16,7 @@ use evenkeel_core::{
 use serde_json::{Value, json};
 use testkit::{CoreSim, secs};
 
-use crate::discovered::{Discovered, dns, eds, failure, find_all, lb_policy, set, spine, world};
+use crate::discovered::{Discovered, dns, eds, failure, find_all, lb_policy, set, sim, spine};
 use crate::fn_policy;
 
 /// A config with these discovery mechanisms over round_robin.
@@ -31,8 +31,8 @@ fn orders() -> Value {
     config(&json!([{"cluster": "orders", "type": "EDS"}]))
 }
 
-fn priorities(world: &CoreSim) -> Vec<String> {
-    let tree = world.describe();
+fn priorities(sim: &CoreSim) -> Vec<String> {
+    let tree = sim.describe();
     let names = &find_all(&tree, "priority_experimental")["priority"].details["priorities"];
     names.as_array().expect("a list").iter().map(|name| name.as_str().expect("a name").to_owned()).collect()
 }
@@ -54,16 +54,16 @@ fn priorities_of_the_mechanisms_follow_each_other() {
         evenkeel_core::cluster::EndpointSource::Eds { cluster: "orders".into(), service_name: service };
     discovered.0.insert_endpoint_set(source, Arc::new(set("a | b")));
     discovered.0.insert_endpoint_set(dns("spare", "spare.example:443").source, Arc::new(set("c")));
-    let mut world = world(&config, &discovered);
-    let call = world.pick();
-    assert_eq!((call.outcome(), world.pick().outcome()), ("a".to_owned(), "drop".to_owned()));
+    let mut sim = sim(&config, &discovered);
+    let call = sim.pick();
+    assert_eq!((call.outcome(), sim.pick().outcome()), ("a".to_owned(), "drop".to_owned()));
     call.finish_ok();
-    assert_eq!(priorities(&world), ["orders/priority-0", "orders/priority-1", "spare/priority-0"]);
-    world.down("a");
-    assert_eq!(world.letters(2), "bb");
-    world.down("b");
-    assert_eq!(world.letters(2), "cc");
-    let tree = world.describe();
+    assert_eq!(priorities(&sim), ["orders/priority-0", "orders/priority-1", "spare/priority-0"]);
+    sim.down("a");
+    assert_eq!(sim.letters(2), "bb");
+    sim.down("b");
+    assert_eq!(sim.letters(2), "cc");
+    let tree = sim.describe();
     let gates = find_all(&tree, "xds_cluster_impl_experimental");
     let details = |name: &str, field: &str| gates[name].details[field].clone();
     assert_eq!(details("orders/priority-0", "edsServiceName"), "orders-v2");
@@ -75,43 +75,40 @@ fn priorities_of_the_mechanisms_follow_each_other() {
 /// CDS-9: until endpoints are known, calls wait; a source without any is one priority that fails.
 #[test]
 fn unknown_endpoints_are_waited_for_and_none_fail() {
-    let mut world = world(&orders(), &Discovered::default());
-    assert_eq!((world.state(), world.pick().outcome()), (ConnectivityState::Connecting, "queue".to_owned()));
+    let mut sim = sim(&orders(), &Discovered::default());
+    assert_eq!((sim.state(), sim.pick().outcome()), (ConnectivityState::Connecting, "queue".to_owned()));
     let empty = Discovered::default().with_leaf(eds("orders"), EndpointSet::default());
-    world.clusters(&empty.0);
-    assert_eq!(priorities(&world), ["orders/priority-0"]);
-    assert_eq!(failure(&mut world), "Unavailable: no endpoints");
-    assert_eq!(
-        (world.pick().outcome(), world.pick_waiting().outcome()),
-        ("fail".to_owned(), "queue".to_owned())
-    );
+    sim.clusters(&empty.0);
+    assert_eq!(priorities(&sim), ["orders/priority-0"]);
+    assert_eq!(failure(&mut sim), "Unavailable: no endpoints");
+    assert_eq!((sim.pick().outcome(), sim.pick_waiting().outcome()), ("fail".to_owned(), "queue".to_owned()));
     let gone = EndpointSet::unreachable("EDS resource \"orders\" does not exist");
-    world.clusters(&empty.with_endpoints("orders", gone).0);
-    assert_eq!(failure(&mut world), "Unavailable: no endpoints (EDS resource \"orders\" does not exist)");
-    assert_eq!(priorities(&world), ["orders/priority-0"]);
+    sim.clusters(&empty.with_endpoints("orders", gone).0);
+    assert_eq!(failure(&mut sim), "Unavailable: no endpoints (EDS resource \"orders\" does not exist)");
+    assert_eq!(priorities(&sim), ["orders/priority-0"]);
     let found = Discovered::default().with("orders", "a");
-    world.clusters(&found.0);
-    assert_eq!(world.letters(2), "aa");
+    sim.clusters(&found.0);
+    assert_eq!(sim.letters(2), "aa");
     // An update that says nothing of them leaves them as they were.
-    world.clusters(&Discovered::default().0);
-    assert_eq!((world.letters(2), world.closed()), ("aa".to_owned(), vec![]));
+    sim.clusters(&Discovered::default().0);
+    assert_eq!((sim.letters(2), sim.closed()), ("aa".to_owned(), vec![]));
 }
 
 /// A mechanism whose endpoints are not known yet does not take away those that are.
 #[test]
 fn what_was_there_serves_until_all_is_known() {
     let found = Discovered::default().with("orders", "a");
-    let mut world = world(&orders(), &found);
-    world.config(&config(&json!([{"cluster": "new"}, {"cluster": "orders"}])));
-    assert_eq!((world.letters(2), world.published()), ("aa".to_owned(), 0));
-    world.clusters(&found.with("new", "n").0);
-    assert_eq!(world.letters(2), "nn");
-    assert_eq!(priorities(&world), ["new/priority-0", "orders/priority-0"]);
-    assert!(world.closed().is_empty(), "the child of the other cluster was kept");
+    let mut sim = sim(&orders(), &found);
+    sim.config(&config(&json!([{"cluster": "new"}, {"cluster": "orders"}])));
+    assert_eq!((sim.letters(2), sim.published()), ("aa".to_owned(), 0));
+    sim.clusters(&found.with("new", "n").0);
+    assert_eq!(sim.letters(2), "nn");
+    assert_eq!(priorities(&sim), ["new/priority-0", "orders/priority-0"]);
+    assert!(sim.closed().is_empty(), "the child of the other cluster was kept");
     // An update that says nothing of one still counts for the other.
-    world.clusters(&Discovered::default().with("new", "m").0);
-    assert_eq!(world.letters(2), "mm");
-    assert_eq!(priorities(&world), ["new/priority-0", "orders/priority-0"]);
+    sim.clusters(&Discovered::default().with("new", "m").0);
+    assert_eq!(sim.letters(2), "mm");
+    assert_eq!(priorities(&sim), ["new/priority-0", "orders/priority-0"]);
 }
 
 /// CDS-7: each setting of a cluster counts as soon as it is another, and costs no connection.
@@ -129,12 +126,12 @@ fn settings_that_change_count_at_once() {
     };
     let of = |leaf: &LeafCluster| Discovered::default().with_leaf(leaf.clone(), set("a b"));
     let config = json!([{"cds_experimental": {"cluster": "orders"}}]);
-    let mut world = world(&config, &of(&first));
-    assert_eq!(world.dialled().len(), 2);
+    let mut sim = sim(&config, &of(&first));
+    assert_eq!(sim.dialled().len(), 2);
     let mut expect = |leaf: &LeafCluster, expected: [&str; 4]| {
-        world.clusters(&of(leaf).0);
-        assert!(world.dialled().is_empty());
-        let tree = world.describe();
+        sim.clusters(&of(leaf).0);
+        assert!(sim.dialled().is_empty());
+        let tree = sim.describe();
         let detail = |policy: &str, field: &str| {
             let found = find_all(&tree, policy);
             found.values().map(|it| it.details[field].to_string()).collect::<String>()
@@ -164,29 +161,29 @@ fn settings_that_change_count_at_once() {
 fn a_locality_that_moves_keeps_its_child_and_its_connections() {
     let names = |numbers: &[u32]| numbers.iter().map(|n| format!("orders/priority-{n}")).collect::<Vec<_>>();
     let found = |priorities: &str| Discovered::default().with("orders", priorities);
-    let mut world = world(&orders(), &found("a@AA b@BB | c@CC d@DD"));
+    let mut sim = sim(&orders(), &found("a@AA b@BB | c@CC d@DD"));
     for address in ["a", "b"] {
-        world.down(address);
+        sim.down(address);
     }
-    assert_eq!(priorities(&world), names(&[0, 1]));
-    assert_eq!(world.letters(2).replace('d', "c"), "cc");
-    world.dialled();
-    world.clusters(&found("c@CC | d@DD e@EE").0);
-    assert_eq!(priorities(&world), names(&[1, 2]));
-    assert_eq!((world.letters(2), world.dialled()), ("cc".to_owned(), vec![]));
-    assert_eq!(world.state_of("c"), Some(ConnectivityState::Ready));
-    let mut closed = world.closed();
+    assert_eq!(priorities(&sim), names(&[0, 1]));
+    assert_eq!(sim.letters(2).replace('d', "c"), "cc");
+    sim.dialled();
+    sim.clusters(&found("c@CC | d@DD e@EE").0);
+    assert_eq!(priorities(&sim), names(&[1, 2]));
+    assert_eq!((sim.letters(2), sim.dialled()), ("cc".to_owned(), vec![]));
+    assert_eq!(sim.state_of("c"), Some(ConnectivityState::Ready));
+    let mut closed = sim.closed();
     closed.sort_unstable();
     assert_eq!(closed, ["a", "b", "d"], "the second priority is not needed, and nobody holds its endpoints");
-    world.clusters(&found("a@AA b@BB | c@CC d@DD").0);
-    assert_eq!(priorities(&world), names(&[3, 1]));
-    let mut dialled = world.dialled();
+    sim.clusters(&found("a@AA b@BB | c@CC d@DD").0);
+    assert_eq!(priorities(&sim), names(&[3, 1]));
+    let mut dialled = sim.dialled();
     dialled.sort_unstable();
     assert_eq!(dialled, ["a", "b", "d"], "the connection to c is the one from before");
     // Nothing changed: nothing happens, whatever allocation says it.
-    world.published();
-    world.clusters(&found("a@AA b@BB | c@CC d@DD").0);
-    assert_eq!((priorities(&world), world.published()), (names(&[3, 1]), 0));
+    sim.published();
+    sim.clusters(&found("a@AA b@BB | c@CC d@DD").0);
+    assert_eq!((priorities(&sim), sim.published()), (names(&[3, 1]), 0));
 }
 
 /// OD-14: what is an outlier is judged among the endpoints of its priority alone.
@@ -197,22 +194,22 @@ fn each_priority_is_judged_by_itself() {
         "failurePercentageEjection": {"threshold": 50, "minimumHosts": 2, "requestVolume": 5},
     });
     let config = config(&json!([{"cluster": "orders", "outlierDetection": ejection}]));
-    let mut world = world(&config, &Discovered::default().with("orders", "a | b c"));
+    let mut sim = sim(&config, &Discovered::default().with("orders", "a | b c"));
     // One endpoint is fewer than two hosts: it is not judged, although the cluster has three endpoints.
     for round in 0..2 {
         for _ in 0..20 {
-            let picked = world.pick();
+            let picked = sim.pick();
             let code = if matches!(picked.outcome().as_str(), "a" | "c") { Code::Internal } else { Code::Ok };
             picked.finish(code, None);
         }
-        world.advance(secs(1));
+        sim.advance(secs(1));
         if round == 0 {
-            assert_eq!(world.letters(2), "aa");
-            world.down("a");
+            assert_eq!(sim.letters(2), "aa");
+            sim.down("a");
         }
     }
-    assert_eq!(world.letters(4), "bbbb", "one of two in the second priority is");
-    let tree = world.describe();
+    assert_eq!(sim.letters(4), "bbbb", "one of two in the second priority is");
+    let tree = sim.describe();
     let ejected: BTreeMap<_, _> = find_all(&tree, "outlier_detection_experimental")
         .into_iter()
         .map(|(name, policy)| (name, policy.details["ejected"].clone()))
@@ -237,14 +234,14 @@ fn only_dns_is_asked_again() {
         {"cluster": "spare", "type": "LOGICAL_DNS", "dnsHostname": "spare.example:443"},
         {"cluster": "other", "type": "LOGICAL_DNS", "dnsHostname": "other.example:443"},
     ]);
-    let mut world = world(&config(&mechanisms), &discovered);
-    world.down("a");
-    world.advance(secs(30));
-    assert_eq!((world.letters(1), world.reresolutions()), ("b".to_owned(), 0));
-    world.down("b");
-    assert_eq!(world.letters(1), "c");
+    let mut sim = sim(&config(&mechanisms), &discovered);
+    sim.down("a");
+    sim.advance(secs(30));
+    assert_eq!((sim.letters(1), sim.reresolutions()), ("b".to_owned(), 0));
+    sim.down("b");
+    assert_eq!(sim.letters(1), "c");
     assert_eq!(
-        world.reresolutions(),
+        sim.reresolutions(),
         2,
         "once for the connection that was lost, once for the attempt that failed"
     );
@@ -254,10 +251,10 @@ fn only_dns_is_asked_again() {
 #[test]
 fn without_dns_nobody_is_asked_again() {
     let discovered = Discovered::default().with("orders", "a");
-    let mut world = world(&config(&json!([{"cluster": "orders"}])), &discovered);
-    world.down("a");
-    world.advance(secs(30));
-    assert_eq!(world.reresolutions(), 0);
+    let mut sim = sim(&config(&json!([{"cluster": "orders"}])), &discovered);
+    sim.down("a");
+    sim.advance(secs(30));
+    assert_eq!(sim.reresolutions(), 0);
 }
 
 /// LBX-9: failures say what is known of the source of their endpoints, and what the update says unless that says it too.
@@ -267,26 +264,23 @@ fn failures_carry_the_note_of_their_source() {
     let discovered = Discovered::default()
         .with_leaf(eds("orders"), noted("a", "orders: the last update was refused"))
         .with_leaf(eds("spare"), set("b"));
-    let mut world = world(&orders(), &discovered);
-    world.note("node n1");
-    world.down("a");
-    assert_eq!(
-        failure(&mut world),
-        "Unavailable: a: a refused (orders: the last update was refused; node n1)"
-    );
+    let mut sim = sim(&orders(), &discovered);
+    sim.note("node n1");
+    sim.down("a");
+    assert_eq!(failure(&mut sim), "Unavailable: a: a refused (orders: the last update was refused; node n1)");
     let whole = noted("a", "refused (node n1)");
-    world.clusters(&discovered.clone().with_endpoints("orders", whole).0);
-    assert_eq!(failure(&mut world), "Unavailable: a: a refused (refused (node n1))");
+    sim.clusters(&discovered.clone().with_endpoints("orders", whole).0);
+    assert_eq!(failure(&mut sim), "Unavailable: a: a refused (refused (node n1))");
     // The note goes; nothing else does.
-    world.dialled();
-    world.clusters(&discovered.clone().with_endpoints("orders", set("a")).0);
-    assert_eq!(failure(&mut world), "Unavailable: a: a refused (node n1)");
-    assert!(world.dialled().is_empty());
-    world.clusters(&discovered.0);
-    world.config(&config(&json!([{"cluster": "orders"}, {"cluster": "spare"}])));
-    world.down("b");
+    sim.dialled();
+    sim.clusters(&discovered.clone().with_endpoints("orders", set("a")).0);
+    assert_eq!(failure(&mut sim), "Unavailable: a: a refused (node n1)");
+    assert!(sim.dialled().is_empty());
+    sim.clusters(&discovered.0);
+    sim.config(&config(&json!([{"cluster": "orders"}, {"cluster": "spare"}])));
+    sim.down("b");
     assert_eq!(
-        failure(&mut world),
+        failure(&mut sim),
         "Unavailable: b: b refused (node n1)",
         "the note of another source is not taken"
     );
@@ -298,12 +292,12 @@ fn drops_are_those_of_the_endpoints() {
     let all = DropCategory { category: "shed".into(), requests_per_million: 1_000_000 };
     let shedding = EndpointSet { drops: vec![all], ..set("a") };
     let discovered = Discovered::default().with("orders", "a");
-    let mut world = world(&orders(), &discovered);
-    assert_eq!(world.letters(2), "aa");
-    world.clusters(&discovered.clone().with_endpoints("orders", shedding).0);
-    assert_eq!(world.picks(2), ["drop", "drop"]);
-    world.clusters(&discovered.0);
-    assert_eq!((world.letters(2), world.closed()), ("aa".to_owned(), vec![]));
+    let mut sim = sim(&orders(), &discovered);
+    assert_eq!(sim.letters(2), "aa");
+    sim.clusters(&discovered.clone().with_endpoints("orders", shedding).0);
+    assert_eq!(sim.picks(2), ["drop", "drop"]);
+    sim.clusters(&discovered.0);
+    assert_eq!((sim.letters(2), sim.closed()), ("aa".to_owned(), vec![]));
 }
 
 /// One changed priority does not run the others, nor does anything run for a set that reads the same.
@@ -638,12 +632,12 @@ fn the_worked_example_stage_by_stage() {
     let discovered = Discovered::default().with_leaf(leaf, endpoints.clone());
     let config = json!([{"cds_experimental": {"cluster": "ClusterName"}}]);
     let core = Core::builder(Rng::fixed(1)).build();
-    let mut world = CoreSim::with(core, registry, &config, Endpoints::none()).all_up();
-    world.clusters(&discovered.0);
-    let shares = world.shares(9_000);
+    let mut sim = CoreSim::with(core, registry, &config, Endpoints::none()).all_up();
+    sim.clusters(&discovered.0);
+    let shares = sim.shares(9_000);
     // The standard deviation is 45.
     assert!((2_800..=3_200).contains(&shares["a"]) && shares["a"] + shares["b"] == 9_000, "{shares:?}");
-    assert_eq!(spine(&world.describe()).last(), Some(&"myorg.MyCustomLeastRequestPolicy"));
+    assert_eq!(spine(&sim.describe()).last(), Some(&"myorg.MyCustomLeastRequestPolicy"));
 
     let either = json!([custom[0], {"round_robin": {}}]);
     let fallback = lb_policy_of_locality(&either);

@@ -11,7 +11,7 @@ use testkit::CoreSim;
 
 use nearest::{ASIDE, Nearest};
 
-fn world(endpoints: Endpoints) -> CoreSim {
+fn sim(endpoints: Endpoints) -> CoreSim {
     let mut registry = Registry::standard();
     registry.register::<Nearest>("example.Nearest");
     let config = json!([{"not.Known": {}}, {"example.Nearest": {"zone": "a", "max_utilization": 0.7}}]);
@@ -30,25 +30,25 @@ fn busy(utilization: f64) -> LoadReport {
 /// REG-9: it sees localities and load reports.
 #[test]
 fn stays_in_its_zone_while_there_is_room() {
-    let mut world = world(Endpoints::list([in_zone("near", "a"), in_zone("far", "b")]));
-    assert_eq!(world.pick().finish(Code::Ok, Some(&busy(0.9))), "near");
-    assert_eq!(world.picks(3), ["far", "far", "far"]);
-    assert_eq!(world.pick().finish(Code::Ok, None), "far");
+    let mut sim = sim(Endpoints::list([in_zone("near", "a"), in_zone("far", "b")]));
+    assert_eq!(sim.pick().finish(Code::Ok, Some(&busy(0.9))), "near");
+    assert_eq!(sim.picks(3), ["far", "far", "far"]);
+    assert_eq!(sim.pick().finish(Code::Ok, None), "far");
     // It also asked for reports out of band, or nobody would tell when there is room again.
-    assert_eq!(world.watches().len(), 2);
-    world.load("near", busy(0.3));
-    assert_eq!(world.picks(3), ["near", "near", "near"]);
+    assert_eq!(sim.watches().len(), 2);
+    sim.load("near", busy(0.3));
+    assert_eq!(sim.picks(3), ["near", "near", "near"]);
 }
 
 /// REG-9: it sees weights and metadata.
 #[test]
 fn follows_weights_and_metadata() {
     let aside = in_zone("c", "a").with_metadata(ASIDE, true);
-    let mut world = world(Endpoints::list([in_zone("a", "a").with_weight(3), in_zone("b", "a"), aside]));
-    let shares = world.shares(4_000);
+    let mut sim = sim(Endpoints::list([in_zone("a", "a").with_weight(3), in_zone("b", "a"), aside]));
+    let shares = sim.shares(4_000);
     assert!((2_900..3_100).contains(&shares["a"]), "{shares:?}");
     assert!(!shares.contains_key("c"));
-    let rows = world.describe().endpoints;
+    let rows = sim.describe().endpoints;
     assert_eq!(rows[2].unused.as_deref(), Some("set aside by its metadata"));
 }
 

@@ -108,14 +108,14 @@ pub(crate) fn spine(tree: &Description) -> Vec<&str> {
 }
 
 /// Returns a simulation in which every backend accepts connections, with these clusters.
-pub(crate) fn world(config: &Value, discovered: &Discovered) -> CoreSim {
-    let mut world = CoreSim::new(config, Endpoints::none()).all_up();
-    world.clusters(&discovered.0);
-    world.published();
-    world
+pub(crate) fn sim(config: &Value, discovered: &Discovered) -> CoreSim {
+    let mut sim = CoreSim::new(config, Endpoints::none()).all_up();
+    sim.clusters(&discovered.0);
+    sim.published();
+    sim
 }
 
 /// Returns the status with which a call fails.
-pub(crate) fn failure(world: &mut CoreSim) -> String {
-    world.pick().status().map(ToString::to_string).expect("the call fails")
+pub(crate) fn failure(sim: &mut CoreSim) -> String {
+    sim.pick().status().map(ToString::to_string).expect("the call fails")
 }

@@ -13,8 +13,8 @@ fn edf() -> Value {
 }
 
 fn check<const N: usize>(list: [(&str, u32); N], picks: &str) {
-    let mut world = CoreSim::new(&edf(), weighted(list)).all_up();
-    assert_eq!(world.letters(picks.len()), picks);
+    let mut sim = CoreSim::new(&edf(), weighted(list)).all_up();
+    assert_eq!(sim.letters(picks.len()), picks);
 }
 
 /// EDF-1, EDF-3, EDF-4, EDF-6
@@ -36,9 +36,9 @@ fn equal_weights_are_a_rotation() {
 #[test]
 fn a_missing_weight_is_one() {
     let list = || Endpoints::list([Endpoint::at("a"), Endpoint::at("b").with_weight(3)]);
-    let mut world = CoreSim::new(&edf(), list()).all_up();
-    assert_eq!(world.shares(400).into_values().collect::<Vec<_>>(), [100, 300]);
-    let rows = world.describe().endpoints;
+    let mut sim = CoreSim::new(&edf(), list()).all_up();
+    assert_eq!(sim.shares(400).into_values().collect::<Vec<_>>(), [100, 300]);
+    let rows = sim.describe().endpoints;
     let rows: Vec<_> = rows.iter().map(|row| (row.weight, row.share, row.picks)).collect();
     assert_eq!(rows, [(Some(1.0), Some(0.25), 100), (Some(3.0), Some(0.75), 300)]);
 }
@@ -46,14 +46,14 @@ fn a_missing_weight_is_one() {
 /// EDF-7
 #[test]
 fn a_new_weight_acts_on_the_next_pick() {
-    let mut world = CoreSim::new(&edf(), weighted([("a", 1), ("b", 1)])).all_up();
-    assert_eq!(world.letters(3), "aba");
-    world.dialled();
-    world.endpoints(weighted([("a", 1), ("b", 100)]));
-    assert_eq!(world.shares(202).into_values().collect::<Vec<_>>(), [2, 200]);
-    world.endpoints(weighted([("a", 3), ("b", 1)]));
-    assert_eq!(world.shares(400).into_values().collect::<Vec<_>>(), [300, 100]);
-    assert_eq!((world.dialled(), world.closed()), (vec![], vec![]));
+    let mut sim = CoreSim::new(&edf(), weighted([("a", 1), ("b", 1)])).all_up();
+    assert_eq!(sim.letters(3), "aba");
+    sim.dialled();
+    sim.endpoints(weighted([("a", 1), ("b", 100)]));
+    assert_eq!(sim.shares(202).into_values().collect::<Vec<_>>(), [2, 200]);
+    sim.endpoints(weighted([("a", 3), ("b", 1)]));
+    assert_eq!(sim.shares(400).into_values().collect::<Vec<_>>(), [300, 100]);
+    assert_eq!((sim.dialled(), sim.closed()), (vec![], vec![]));
 }
 
 /// EDF-8
@@ -61,16 +61,16 @@ fn a_new_weight_acts_on_the_next_pick() {
 fn who_is_lost_leaves_and_the_others_keep_their_order() {
     let list = [("a", 3), ("b", 5), ("c", 7), ("d", 11)];
     for n in 0..60 {
-        let mut world = CoreSim::new(&edf(), weighted(list));
-        assert_eq!(world.letters(1), "queue");
+        let mut sim = CoreSim::new(&edf(), weighted(list));
+        assert_eq!(sim.letters(1), "queue");
         for (address, _) in list {
-            world.ready(address);
+            sim.ready(address);
         }
         let whole = CoreSim::new(&edf(), weighted(list)).all_up().letters(n + 200);
-        assert_eq!(world.letters(n), whole[..n]);
-        world.lose("c");
+        assert_eq!(sim.letters(n), whole[..n]);
+        sim.lose("c");
         let rest = whole[n..].replace('c', "");
-        assert_eq!(world.letters(rest.len()), rest, "c lost after {n} picks");
+        assert_eq!(sim.letters(rest.len()), rest, "c lost after {n} picks");
     }
 }
 
@@ -89,8 +89,8 @@ fn localities_are_not_weighed_here() {
 #[test]
 fn the_config_is_empty_and_may_have_anything_in_it() {
     let config = json!([{"edf_weighted_round_robin": {"slowStart": {"window": "1s"}}}]);
-    let mut world = CoreSim::new(&config, weighted([("a", 2), ("b", 4)])).all_up();
-    assert_eq!(world.letters(6), "babbab");
+    let mut sim = CoreSim::new(&config, weighted([("a", 2), ("b", 4)])).all_up();
+    assert_eq!(sim.letters(6), "babbab");
     let error = Registry::standard().parse(&json!([{"edf_weighted_round_robin": 1}])).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -116,47 +116,47 @@ fn the_first_pick_is_anybodys() {
 #[test]
 fn an_order_too_long_to_be_tabled_is_renewed_while_it_runs() {
     let weights = [u32::MAX, 3_000_000_019, 77_777];
-    let mut world =
+    let mut sim =
         CoreSim::new(&edf(), weighted([("a", weights[0]), ("b", weights[1]), ("c", weights[2])])).all_up();
     let whole = Schedule::new(&weights, ScheduleRule::Literal).unwrap();
-    world.published();
+    sim.published();
     let mut renewed = 0;
     for _ in 0..12 {
         let expected: String = (0..10_000).map(|_| ["a", "b", "c"][whole.pick()]).collect();
-        assert_eq!(world.letters(10_000), expected);
-        world.advance(secs(1));
-        renewed += world.published();
+        assert_eq!(sim.letters(10_000), expected);
+        sim.advance(secs(1));
+        renewed += sim.published();
     }
     assert!((3..=5).contains(&renewed), "renewed whenever half is used, {renewed} times");
-    assert_eq!(world.describe().picks(), 120_000);
-    world.endpoints(endpoints(["a", "b", "c"]));
-    assert_eq!(world.wake_at(), None, "a rotation needs no care");
+    assert_eq!(sim.describe().picks(), 120_000);
+    sim.endpoints(endpoints(["a", "b", "c"]));
+    assert_eq!(sim.wake_at(), None, "a rotation needs no care");
 }
 
 /// EDF-12: an order too long to be tabled is looked after while calls are picked. Without picks there is no timer.
 #[test]
 fn a_long_order_needs_no_care_without_picks() {
     let list = weighted([("a", u32::MAX), ("b", 3_000_000_019), ("c", 77_777)]);
-    let mut world = CoreSim::new(&edf(), list).all_up();
-    world.advance(secs(10));
-    assert_eq!(world.wake_at(), None);
+    let mut sim = CoreSim::new(&edf(), list).all_up();
+    sim.advance(secs(10));
+    assert_eq!(sim.wake_at(), None);
     for _ in 0..3 {
-        world.letters(10);
-        assert!(world.wake_at().is_some_and(|at| at <= world.now() + secs(1)), "the pick set the timer");
-        world.advance(secs(1));
+        sim.letters(10);
+        assert!(sim.wake_at().is_some_and(|at| at <= sim.now() + secs(1)), "the pick set the timer");
+        sim.advance(secs(1));
     }
-    world.advance(secs(10));
-    assert_eq!(world.wake_at(), None);
-    assert_eq!(world.describe().picks(), 30);
+    sim.advance(secs(10));
+    assert_eq!(sim.wake_at(), None);
+    assert_eq!(sim.describe().picks(), 30);
 }
 
 /// Nothing to pick from is said, not waited for.
 #[test]
 fn no_endpoints() {
-    let mut world = CoreSim::new(&edf(), Endpoints::none());
-    assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
-    world.endpoints(weighted([("a", 5)]));
-    world.ready("a");
-    assert_eq!(world.letters(3), "aaa");
-    assert_eq!(world.describe().endpoints[0].share, Some(1.0));
+    let mut sim = CoreSim::new(&edf(), Endpoints::none());
+    assert_eq!(sim.pick().status().unwrap().message(), "no endpoints");
+    sim.endpoints(weighted([("a", 5)]));
+    sim.ready("a");
+    assert_eq!(sim.letters(3), "aaa");
+    assert_eq!(sim.describe().endpoints[0].share, Some(1.0));
 }

@@ -14,24 +14,24 @@ fn config(settings: &Value) -> Value {
     json!([{"least_request_experimental": settings}])
 }
 
-fn world<const N: usize>(settings: &Value, addresses: [&str; N]) -> CoreSim {
+fn sim<const N: usize>(settings: &Value, addresses: [&str; N]) -> CoreSim {
     CoreSim::new(&config(settings), endpoints(addresses)).all_up()
 }
 
 /// Calls in flight by endpoint, as the policy counts them.
-fn outstanding(world: &CoreSim) -> BTreeMap<String, u64> {
-    let details = world.describe().details;
+fn outstanding(sim: &CoreSim) -> BTreeMap<String, u64> {
+    let details = sim.describe().details;
     let counts = details["outstanding"].as_object().into_iter().flatten();
     counts.filter_map(|(address, count)| Some((address.clone(), count.as_u64()?))).collect()
 }
 
-fn total(world: &CoreSim) -> u64 {
-    outstanding(world).values().sum()
+fn total(sim: &CoreSim) -> u64 {
+    outstanding(sim).values().sum()
 }
 
 /// Picks until a call goes to this endpoint, and keeps that call; the others are dropped.
-fn call_to(world: &mut CoreSim, address: &str) -> Picked {
-    let mut calls = std::iter::repeat_with(|| world.pick()).take(1000);
+fn call_to(sim: &mut CoreSim, address: &str) -> Picked {
+    let mut calls = std::iter::repeat_with(|| sim.pick()).take(1000);
     calls.find(|picked| picked.outcome() == address).expect("one of many calls goes there")
 }
 
@@ -60,14 +60,14 @@ fn choice_counts_are_checked_and_capped() {
         (json!({"choiceCount": 11}), 10),
         (json!({"choiceCount": u32::MAX}), 10),
     ] {
-        assert_eq!(world(&settings, ["a"]).describe().details["choiceCount"], count);
+        assert_eq!(sim(&settings, ["a"]).describe().details["choiceCount"], count);
     }
 }
 
 /// LR-4: every end counts, once.
 #[test]
 fn a_call_counts_until_it_ends_however_it_ends() {
-    let mut world = world(&json!({}), ["a", "b"]);
+    let mut sim = sim(&json!({}), ["a", "b"]);
     let ends: [fn(Picked); 5] = [
         |picked| drop(picked.finish_ok()),
         |picked| drop(picked.finish(Code::Unavailable, None)),
@@ -76,62 +76,59 @@ fn a_call_counts_until_it_ends_however_it_ends() {
         drop,
     ];
     for end in ends {
-        let (first, second) = (world.pick(), world.pick());
-        assert_eq!(total(&world), 2);
+        let (first, second) = (sim.pick(), sim.pick());
+        assert_eq!(total(&sim), 2);
         end(first);
-        assert_eq!(total(&world), 1);
+        assert_eq!(total(&sim), 1);
         end(second);
-        assert_eq!(total(&world), 0);
+        assert_eq!(total(&sim), 0);
     }
-    assert_eq!(world.describe().picks(), 10);
+    assert_eq!(sim.describe().picks(), 10);
 }
 
 /// LR-4: what is not picked does not count.
 #[test]
 fn queued_and_failed_calls_do_not_count() {
-    let mut world = CoreSim::new(&config(&json!({})), endpoints(["a", "b"]));
-    assert_eq!(world.picks(3), ["queue"; 3]);
-    world.fail("a");
-    world.fail("b");
-    assert_eq!(world.picks(3), ["fail"; 3]);
-    assert_eq!((total(&world), world.describe().picks()), (0, 0));
+    let mut sim = CoreSim::new(&config(&json!({})), endpoints(["a", "b"]));
+    assert_eq!(sim.picks(3), ["queue"; 3]);
+    sim.fail("a");
+    sim.fail("b");
+    assert_eq!(sim.picks(3), ["fail"; 3]);
+    assert_eq!((total(&sim), sim.describe().picks()), (0, 0));
 }
 
 /// LR-5: counts stay with their endpoint across pickers, updates and lost connections.
 #[test]
 fn counts_stay_with_the_endpoint() {
-    let mut world = world(&json!({}), ["a", "b"]);
-    let mut held: Vec<Picked> = (0..5).map(|_| call_to(&mut world, "a")).collect();
-    held.push(call_to(&mut world, "b"));
-    let count_of = |world: &CoreSim, address: &str| outstanding(world).get(address).copied();
-    world.endpoints(endpoints(["c", "a"]));
-    assert_eq!(
-        (count_of(&world, "a"), count_of(&world, "b"), count_of(&world, "c")),
-        (Some(5), None, Some(0))
-    );
-    world.config(&config(&json!({"distinctSamples": true})));
-    assert_eq!(world.picks(20), ["c"; 20]);
-    world.lose("a");
-    assert_eq!(count_of(&world, "a"), Some(5));
-    world.config(&config(&json!({"choiceCount": 3})));
-    assert_eq!(count_of(&world, "a"), Some(5));
+    let mut sim = sim(&json!({}), ["a", "b"]);
+    let mut held: Vec<Picked> = (0..5).map(|_| call_to(&mut sim, "a")).collect();
+    held.push(call_to(&mut sim, "b"));
+    let count_of = |sim: &CoreSim, address: &str| outstanding(sim).get(address).copied();
+    sim.endpoints(endpoints(["c", "a"]));
+    assert_eq!((count_of(&sim, "a"), count_of(&sim, "b"), count_of(&sim, "c")), (Some(5), None, Some(0)));
+    sim.config(&config(&json!({"distinctSamples": true})));
+    assert_eq!(sim.picks(20), ["c"; 20]);
+    sim.lose("a");
+    assert_eq!(count_of(&sim, "a"), Some(5));
+    sim.config(&config(&json!({"choiceCount": 3})));
+    assert_eq!(count_of(&sim, "a"), Some(5));
     // An endpoint that comes back is another one: the calls of the first still end, and are not its own.
-    world.endpoints(endpoints(["a", "b"]));
-    let _on_b = call_to(&mut world, "b");
+    sim.endpoints(endpoints(["a", "b"]));
+    let _on_b = call_to(&mut sim, "b");
     drop(held);
-    assert_eq!((count_of(&world, "a"), count_of(&world, "b")), (Some(0), Some(1)));
+    assert_eq!((count_of(&sim, "a"), count_of(&sim, "b")), (Some(0), Some(1)));
 }
 
 /// LR-5: with another set of addresses it is another endpoint, though it has the same connection.
 #[test]
 fn counts_begin_anew_with_another_endpoint() {
-    let mut world = world(&json!({}), ["a"]);
-    let _held = world.pick();
-    world.endpoints(Endpoints::list([Endpoint::new(["a", "a2"])]));
-    assert_eq!((total(&world), world.describe().picks()), (0, 0));
-    let _second = world.pick();
-    assert_eq!((total(&world), world.describe().picks()), (1, 1));
-    assert_eq!(world.closed(), [""; 0]);
+    let mut sim = sim(&json!({}), ["a"]);
+    let _held = sim.pick();
+    sim.endpoints(Endpoints::list([Endpoint::new(["a", "a2"])]));
+    assert_eq!((total(&sim), sim.describe().picks()), (0, 0));
+    let _second = sim.pick();
+    assert_eq!((total(&sim), sim.describe().picks()), (1, 1));
+    assert_eq!(sim.closed(), [""; 0]);
 }
 
 /// LR-5
@@ -141,14 +138,14 @@ fn counts_are_not_shared_between_policies() {
     registry.register::<Pair>("pair");
     let core = Core::builder(Rng::fixed(1)).build();
     let child = config(&json!({"distinctSamples": true}));
-    let mut world =
+    let mut sim =
         CoreSim::with(core, registry, &json!([{"pair": {"child": child}}]), endpoints(["a", "b"])).all_up();
-    assert_eq!(world.subchannel_count(), 2);
-    let mut calls = (0..1000).map(|_| world.pick_with(|call| call.with_cluster("left")));
+    assert_eq!(sim.subchannel_count(), 2);
+    let mut calls = (0..1000).map(|_| sim.pick_with(|call| call.with_cluster("left")));
     let _held = calls.find(|picked| picked.outcome() == "a").expect("one of many calls goes there");
     let mut outcomes = |cluster| {
         (0..50)
-            .map(|_| world.pick_with(|call| call.with_cluster(cluster)).finish_ok())
+            .map(|_| sim.pick_with(|call| call.with_cluster(cluster)).finish_ok())
             .collect::<std::collections::BTreeSet<_>>()
     };
     // On the left `a` is busy; on the right the same connection is not.
@@ -197,35 +194,32 @@ impl Picker for PairPicker {
 /// LR-6, LBX-4, LBX-5: states as in round_robin; duplicates and weights do not count.
 #[test]
 fn states_are_those_of_round_robin() {
-    let mut world = CoreSim::new(&config(&json!({})), weighted([("a", 1), ("b", 100), ("a", 50)]));
+    let mut sim = CoreSim::new(&config(&json!({})), weighted([("a", 1), ("b", 100), ("a", 50)]));
     assert_eq!(
-        (world.dialled(), world.state()),
+        (sim.dialled(), sim.state()),
         (vec!["a".to_owned(), "b".to_owned()], ConnectivityState::Connecting)
     );
-    world.fail("a");
-    assert_eq!(world.state(), ConnectivityState::Connecting);
-    world.fail("b");
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    assert_eq!(world.pick().status().unwrap().message(), "b: b refused");
-    world.advance(secs(2));
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    world.ready("a");
-    assert_eq!((world.state(), world.picks(3)), (ConnectivityState::Ready, vec!["a".to_owned(); 3]));
-    world.ready("b");
-    world.dialled();
-    world.lose("a");
-    assert_eq!(world.dialled(), ["a"]);
-    world.ready("a");
-    let shares = world.shares(2000);
+    sim.fail("a");
+    assert_eq!(sim.state(), ConnectivityState::Connecting);
+    sim.fail("b");
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    assert_eq!(sim.pick().status().unwrap().message(), "b: b refused");
+    sim.advance(secs(2));
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    sim.ready("a");
+    assert_eq!((sim.state(), sim.picks(3)), (ConnectivityState::Ready, vec!["a".to_owned(); 3]));
+    sim.ready("b");
+    sim.dialled();
+    sim.lose("a");
+    assert_eq!(sim.dialled(), ["a"]);
+    sim.ready("a");
+    let shares = sim.shares(2000);
     assert!(shares.values().all(|n| (850..1150).contains(n)), "{shares:?}");
 
-    let mut world = CoreSim::new(&config(&json!({})), endpoints([]));
-    assert_eq!(
-        (world.state(), world.picks(1)),
-        (ConnectivityState::TransientFailure, vec!["fail".to_owned()])
-    );
-    world.endpoints(Endpoints::list([Endpoint::new([""; 0])]));
-    assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
+    let mut sim = CoreSim::new(&config(&json!({})), endpoints([]));
+    assert_eq!((sim.state(), sim.picks(1)), (ConnectivityState::TransientFailure, vec!["fail".to_owned()]));
+    sim.endpoints(Endpoints::list([Endpoint::new([""; 0])]));
+    assert_eq!(sim.pick().status().unwrap().message(), "no endpoints");
 }
 
 /// LR-7: an endpoint that answers nothing.
@@ -233,10 +227,10 @@ fn states_are_those_of_round_robin() {
 fn a_frozen_endpoint_gets_few_calls_or_none() {
     const CALLS: usize = 20_000;
     let frozen_calls = |settings: Value| {
-        let mut world = world(&settings, ["a", "b", "c", "d", "frozen"]);
-        let mut stuck = vec![call_to(&mut world, "frozen")];
+        let mut sim = sim(&settings, ["a", "b", "c", "d", "frozen"]);
+        let mut stuck = vec![call_to(&mut sim, "frozen")];
         for _ in 0..CALLS {
-            let picked = world.pick();
+            let picked = sim.pick();
             if picked.outcome() == "frozen" {
                 stuck.push(picked);
             }
@@ -260,9 +254,9 @@ fn a_frozen_endpoint_gets_few_calls_or_none() {
 fn distinct_samples_are_fair() {
     for choices in [2, 4, 10] {
         let settings = json!({"choiceCount": choices, "distinctSamples": true});
-        let shares = world(&settings, ["a", "b", "c", "d"]).shares(8000);
+        let shares = sim(&settings, ["a", "b", "c", "d"]).shares(8000);
         assert!(shares.values().all(|n| (1800..2200).contains(n)), "{choices}: {shares:?}");
-        assert_eq!(world(&settings, ["a"]).letters(3), "aaa");
+        assert_eq!(sim(&settings, ["a"]).letters(3), "aaa");
     }
 }
 
@@ -278,7 +272,7 @@ proptest! {
     ) {
         let names = ["a", "b", "c", "d", "e"];
         let list = Endpoints::list(names[..count].iter().map(|name| Endpoint::at(*name)));
-        let mut world = CoreSim::new(&config(&json!({"choiceCount": choices})), list).all_up();
+        let mut sim = CoreSim::new(&config(&json!({"choiceCount": choices})), list).all_up();
         let mut model = vec![0; count];
         let mut held = Vec::new();
         for (entropy, keep) in steps {
@@ -291,7 +285,7 @@ proptest! {
                 }
             }
             let expected = candidate.unwrap();
-            let picked = world.pick_call(&PickArgs::new("/a/b", entropy));
+            let picked = sim.pick_call(&PickArgs::new("/a/b", entropy));
             prop_assert_eq!(picked.outcome(), names[expected]);
             if keep {
                 model[expected] += 1;
@@ -313,20 +307,20 @@ mod threads {
     #[test]
     fn counts_stay_exact() {
         const CALLS: u64 = 250_000;
-        let mut world = world(&json!({}), ["a", "b", "c"]);
-        let picker = world.picker();
+        let mut sim = sim(&json!({}), ["a", "b", "c"]);
+        let picker = sim.picker();
         let late: Vec<CallTrackers> = std::thread::scope(|scope| {
             let picker = &picker;
             let threads = [1, 2, 3, 4].map(|seed| scope.spawn(move || many_calls(picker, seed, CALLS)));
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
-        assert_eq!(total(&world), late.len() as u64);
-        assert_eq!(world.describe().picks(), 4 * CALLS);
+        assert_eq!(total(&sim), late.len() as u64);
+        assert_eq!(sim.describe().picks(), 4 * CALLS);
         drop(picker);
-        world.lose("a");
-        world.endpoints(endpoints(["c", "b", "a"]));
+        sim.lose("a");
+        sim.endpoints(endpoints(["c", "b", "a"]));
         drop(late);
-        assert_eq!(outstanding(&world).into_values().collect::<Vec<_>>(), [0, 0, 0]);
+        assert_eq!(outstanding(&sim).into_values().collect::<Vec<_>>(), [0, 0, 0]);
     }
 
     fn many_calls(picker: &evenkeel_core::RootPicker, seed: u64, calls: u64) -> Vec<CallTrackers> {

@@ -65,7 +65,7 @@ fn busy(cpu_utilization: f64) -> LoadReport {
     LoadReport { cpu_utilization, requests_per_second: 100.0, ..LoadReport::default() }
 }
 
-fn world(config: &Value) -> CoreSim {
+fn sim(config: &Value) -> CoreSim {
     let mut registry = Registry::standard();
     registry.register::<Listener>("listener");
     CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, config, endpoints(["a", "b"])).all_up()
@@ -76,12 +76,12 @@ fn world(config: &Value) -> CoreSim {
 fn above_a_policy_that_does_not_listen() {
     let round_robin = json!([{"round_robin": {}}]);
     let lower = listening(Some("5s"), &round_robin);
-    let mut world = world(&listening(Some("7s"), &lower));
-    assert_eq!(world.watch_log(), ["a every 5s", "b every 5s"]);
-    world.load("a", busy(0.25));
-    world.load("a", busy(0.5));
-    world.load("b", busy(0.75));
-    let upper = world.describe();
+    let mut sim = sim(&listening(Some("7s"), &lower));
+    assert_eq!(sim.watch_log(), ["a every 5s", "b every 5s"]);
+    sim.load("a", busy(0.25));
+    sim.load("a", busy(0.5));
+    sim.load("b", busy(0.75));
+    let upper = sim.describe();
     let expected = json!({"a": [2, 0.5], "b": [1, 0.75]});
     assert_eq!(heard(&upper), &expected);
     assert_eq!(heard(&upper.children[0].1), &expected, "each report reaches all who listen");
@@ -93,16 +93,16 @@ fn above_a_policy_that_does_not_listen() {
 fn as_often_as_the_most_curious_wants() {
     let weighted = |settings: Value| json!([{"weighted_round_robin": settings}]);
     let out_of_band = weighted(json!({"enableOobLoadReport": true, "oobReportingPeriod": "10s"}));
-    let mut world = world(&listening(Some("30s"), &out_of_band));
+    let mut sim = sim(&listening(Some("30s"), &out_of_band));
     // The one above listens to endpoints that are not connected yet, too.
-    assert_eq!(world.watch_log(), ["a every 30s", "b every 30s", "a every 10s", "b every 10s"]);
-    world.config(&listening(Some("2s"), &out_of_band));
-    assert_eq!(world.watch_log(), ["a every 2s", "b every 2s"]);
-    world.load("a", busy(0.5));
-    assert_eq!(heard(&world.describe()), &json!({"a": [1, 0.5]}));
-    world.config(&listening(None, &out_of_band));
-    assert_eq!(world.watch_log(), ["a every 10s", "b every 10s"]);
-    world.config(&listening(None, &weighted(json!({}))));
-    assert_eq!(world.watch_log(), ["a stop", "b stop"]);
-    assert_eq!(world.closed(), Vec::<String>::new(), "the connections stay");
+    assert_eq!(sim.watch_log(), ["a every 30s", "b every 30s", "a every 10s", "b every 10s"]);
+    sim.config(&listening(Some("2s"), &out_of_band));
+    assert_eq!(sim.watch_log(), ["a every 2s", "b every 2s"]);
+    sim.load("a", busy(0.5));
+    assert_eq!(heard(&sim.describe()), &json!({"a": [1, 0.5]}));
+    sim.config(&listening(None, &out_of_band));
+    assert_eq!(sim.watch_log(), ["a every 10s", "b every 10s"]);
+    sim.config(&listening(None, &weighted(json!({}))));
+    assert_eq!(sim.watch_log(), ["a stop", "b stop"]);
+    assert_eq!(sim.closed(), Vec::<String>::new(), "the connections stay");
 }

@@ -31,7 +31,7 @@ fn metrics(names: &[&str]) -> Value {
     cluster(&json!({"lrsReportEndpointMetrics": names}))
 }
 
-fn world(store: &Arc<LoadStore>, config: &Value, endpoints: Endpoints) -> CoreSim {
+fn sim(store: &Arc<LoadStore>, config: &Value, endpoints: Endpoints) -> CoreSim {
     let core = Core::builder(Rng::fixed(1)).load_store(store.clone()).build();
     CoreSim::with(core, Registry::standard(), config, endpoints).all_up()
 }
@@ -45,8 +45,8 @@ fn in_zone(address: impl Into<Address>, name: &str) -> Endpoint {
 }
 
 /// One call to a cluster with one endpoint, ended like this.
-fn call(world: &mut CoreSim, code: Code, load: Option<&LoadReport>) {
-    world.pick().finish(code, load);
+fn call(sim: &mut CoreSim, code: Code, load: Option<&LoadReport>) {
+    sim.pick().finish(code, load);
 }
 
 fn named(metrics: &[(&str, f64)]) -> LoadReport {
@@ -81,9 +81,9 @@ fn calls_count_for_the_locality_of_their_endpoint() {
     let store = Arc::new(LoadStore::default());
     let endpoints =
         Endpoints::list([in_zone("a", "x"), in_zone("b", "x"), in_zone("c", "y"), Endpoint::at("d")]);
-    let mut world = world(&store, &cluster(&json!({})), endpoints);
-    assert_eq!(world.picks(8).len(), 8);
-    let held: Vec<Picked> = (0..4).map(|_| world.pick()).collect();
+    let mut sim = sim(&store, &cluster(&json!({})), endpoints);
+    assert_eq!(sim.picks(8).len(), 8);
+    let held: Vec<Picked> = (0..4).map(|_| sim.pick()).collect();
     let stats = take(&store, Instant::ORIGIN + secs(3)).unwrap();
     assert_eq!((&*stats.cluster, &stats.eds_service_name, stats.interval), ("c", &None, secs(3)));
     let expected =
@@ -97,10 +97,10 @@ fn calls_count_for_the_locality_of_their_endpoint() {
 fn the_locality_is_that_of_the_latest_endpoints() {
     let store = Arc::new(LoadStore::default());
     let two = |first| Endpoints::list([in_zone("a", first), in_zone("b", "z")]);
-    let mut world = world(&store, &cluster(&json!({})), two("x"));
-    let held = [world.pick(), world.pick()];
-    world.endpoints(two("y"));
-    world.picks(2);
+    let mut sim = sim(&store, &cluster(&json!({})), two("x"));
+    let held = [sim.pick(), sim.pick()];
+    sim.endpoints(two("y"));
+    sim.picks(2);
     assert_eq!(held.map(Picked::finish_ok), ["a", "b"]);
     let expected = [("x", [1, 1, 0, 0]), ("y", [1, 1, 0, 0]), ("z", [2, 2, 0, 0])];
     assert_eq!(counts(&take_localities(&store)), expected.map(|(zone, n)| (zone.to_owned(), n)).into());
@@ -113,14 +113,14 @@ fn later_connections_are_found() {
     let other = Endpoint::new(["b1", "b2"]).with_locality(zone("y"), 1);
     let core = Core::builder(Rng::fixed(1)).load_store(store.clone()).build();
     let endpoints = Endpoints::list([in_zone("a", "x"), other]);
-    let mut world = CoreSim::with(core, Registry::standard(), &cluster(&json!({})), endpoints);
-    world.ready("a");
-    world.fail("b1");
-    world.ready("b2");
-    assert_eq!(world.picks(4), ["a", "b2", "a", "b2"]);
-    world.lose("b2");
-    world.up("b1");
-    assert_eq!(world.picks(4), ["a", "b1", "a", "b1"]);
+    let mut sim = CoreSim::with(core, Registry::standard(), &cluster(&json!({})), endpoints);
+    sim.ready("a");
+    sim.fail("b1");
+    sim.ready("b2");
+    assert_eq!(sim.picks(4), ["a", "b2", "a", "b2"]);
+    sim.lose("b2");
+    sim.up("b1");
+    assert_eq!(sim.picks(4), ["a", "b1", "a", "b1"]);
     let expected = [("x", [4, 4, 0, 0]), ("y", [4, 4, 0, 0])];
     assert_eq!(counts(&take_localities(&store)), expected.map(|(zone, n)| (zone.to_owned(), n)).into());
 }
@@ -146,8 +146,8 @@ fn an_attempt_is_told_its_place() {
     for (endpoints, expected) in cases {
         for load_reporting in [json!("lrs"), Value::Null] {
             let config = cluster(&json!({"lrsLoadReportingServer": load_reporting}));
-            let mut world = world(&Arc::default(), &config, Endpoints::list(endpoints.clone()));
-            let places = expected.iter().map(|_| match world.pick() {
+            let mut sim = sim(&Arc::default(), &config, Endpoints::list(endpoints.clone()));
+            let places = expected.iter().map(|_| match sim.pick() {
                 Picked::To { trackers, .. } => trackers.backend_labels().cloned().unwrap(),
                 other => panic!("{other:?}"),
             });
@@ -159,26 +159,26 @@ fn an_attempt_is_told_its_place() {
 /// CI-8: also an attempt that waits, fails or is dropped knows the cluster; one that was sent says it in its place.
 #[test]
 fn an_attempt_that_was_not_sent_knows_its_cluster() {
-    let picked = |world: &mut CoreSim| {
+    let picked = |sim: &mut CoreSim| {
         let call = PickArgs::new("/s/m", 1);
-        let outcome = world.pick_call(&call).outcome();
+        let outcome = sim.pick_call(&call).outcome();
         (outcome, call.backend_service())
     };
     let config = cluster(&json!({"maxConcurrentRequests": 1}));
-    let mut world = CoreSim::new(&config, testkit::endpoints(["a"]));
+    let mut sim = CoreSim::new(&config, testkit::endpoints(["a"]));
     let cluster_c = Some(Arc::from("c"));
-    assert_eq!(picked(&mut world), ("queue".to_owned(), cluster_c.clone()));
-    world.fail("a");
-    assert_eq!(picked(&mut world), ("fail".to_owned(), cluster_c.clone()));
-    world.up("a");
-    world.advance(secs(2));
-    assert_eq!(picked(&mut world), ("a".to_owned(), None));
-    let held = world.pick();
-    assert_eq!(picked(&mut world), ("drop".to_owned(), cluster_c.clone()));
+    assert_eq!(picked(&mut sim), ("queue".to_owned(), cluster_c.clone()));
+    sim.fail("a");
+    assert_eq!(picked(&mut sim), ("fail".to_owned(), cluster_c.clone()));
+    sim.up("a");
+    sim.advance(secs(2));
+    assert_eq!(picked(&mut sim), ("a".to_owned(), None));
+    let held = sim.pick();
+    assert_eq!(picked(&mut sim), ("drop".to_owned(), cluster_c.clone()));
     drop(held);
     let all = json!({"dropCategories": [{"category": "lb", "requestsPerMillion": 1_000_000}]});
-    world.config(&cluster(&all));
-    assert_eq!(picked(&mut world), ("drop".to_owned(), cluster_c));
+    sim.config(&cluster(&all));
+    assert_eq!(picked(&mut sim), ("drop".to_owned(), cluster_c));
     let call = PickArgs::new("/s/m", 1);
     call.note_backend_service(&"one".into());
     call.note_backend_service(&"two".into());
@@ -189,8 +189,8 @@ fn an_attempt_that_was_not_sent_knows_its_cluster() {
 #[test]
 fn counts_restart_and_calls_in_progress_do_not() {
     let store = Arc::new(LoadStore::default());
-    let mut world = world(&store, &cluster(&json!({"edsServiceName": "eds"})), testkit::endpoints(["a"]));
-    let [one, two, three, four] = [(); 4].map(|()| world.pick());
+    let mut sim = sim(&store, &cluster(&json!({"edsServiceName": "eds"})), testkit::endpoints(["a"]));
+    let [one, two, three, four] = [(); 4].map(|()| sim.pick());
     one.finish_ok();
     two.finish(Code::Internal, None);
     let at = |seconds| Instant::ORIGIN + secs(seconds);
@@ -205,7 +205,7 @@ fn counts_restart_and_calls_in_progress_do_not() {
     let stats = take(&store, at(13)).unwrap();
     assert_eq!((stats.interval, counts(&stats.localities)[""]), (secs(2), [0, 1, 1, 0]));
     assert_eq!(take(&store, at(20)), None);
-    world.picks(1);
+    sim.picks(1);
     assert_eq!(take(&store, at(21)).unwrap().interval, secs(1), "an interval without calls ends too");
 }
 
@@ -213,14 +213,14 @@ fn counts_restart_and_calls_in_progress_do_not() {
 #[test]
 fn a_call_that_was_not_sent_does_not_count() {
     let store = Arc::new(LoadStore::default());
-    let mut world = world(&store, &cluster(&json!({})), testkit::endpoints(["a"]));
-    world.pick().unsent();
+    let mut sim = sim(&store, &cluster(&json!({})), testkit::endpoints(["a"]));
+    sim.pick().unsent();
     assert_eq!(take_localities(&store), []);
-    let held = world.pick();
+    let held = sim.pick();
     assert_eq!(counts(&take_localities(&store))[""], [1, 0, 0, 1]);
     held.unsent();
     assert_eq!(take_localities(&store), []);
-    world.picks(3);
+    sim.picks(3);
     assert_eq!(
         counts(&take_localities(&store))[""],
         [2, 3, 0, 0],
@@ -239,14 +239,14 @@ fn drops_count_by_category_and_in_all() {
         ]);
         cluster(&json!({"dropCategories": drops, "maxConcurrentRequests": limit}))
     };
-    let mut world = world(&store, &settings(1_000_000, 1), testkit::endpoints(["a"]));
-    world.picks(3);
-    world.config(&settings(0, 0));
-    world.picks(2);
+    let mut sim = sim(&store, &settings(1_000_000, 1), testkit::endpoints(["a"]));
+    sim.picks(3);
+    sim.config(&settings(0, 0));
+    sim.picks(2);
     let stats = take(&store, Instant::ORIGIN).unwrap();
     assert_eq!((stats.drops, stats.total_drops), (vec![("lb".into(), 3)], 5));
     assert_eq!(stats.localities, []);
-    world.picks(1);
+    sim.picks(1);
     let stats = take(&store, Instant::ORIGIN).unwrap();
     assert_eq!((stats.drops, stats.total_drops), (vec![], 1));
 }
@@ -255,14 +255,14 @@ fn drops_count_by_category_and_in_all() {
 #[test]
 fn named_metrics_add_up_per_key() {
     let store = Arc::new(LoadStore::default());
-    let mut world = world(&store, &metrics(&["named_metrics.*"]), testkit::endpoints(["a"]));
-    call(&mut world, Code::Ok, Some(&named(&[("key1", 1.0), ("key2", 2.0)])));
-    call(&mut world, Code::Internal, Some(&named(&[("key2", 3.0), ("key3", 4.0)])));
-    call(&mut world, Code::Ok, Some(&named(&[])));
+    let mut sim = sim(&store, &metrics(&["named_metrics.*"]), testkit::endpoints(["a"]));
+    call(&mut sim, Code::Ok, Some(&named(&[("key1", 1.0), ("key2", 2.0)])));
+    call(&mut sim, Code::Internal, Some(&named(&[("key2", 3.0), ("key3", 4.0)])));
+    call(&mut sim, Code::Ok, Some(&named(&[])));
     let [stats] = &take_localities(&store)[..] else { panic!() };
     let expected = [("key1", sum(1, 1.0)), ("key2", sum(2, 5.0)), ("key3", sum(1, 4.0))];
     assert_eq!(stats.named_metrics, expected.map(|(key, sum)| (key.to_owned(), sum)).into());
-    call(&mut world, Code::Ok, Some(&named(&[("key3", 5.0)])));
+    call(&mut sim, Code::Ok, Some(&named(&[("key3", 5.0)])));
     let [stats] = &take_localities(&store)[..] else { panic!() };
     assert_eq!(
         stats.named_metrics,
@@ -277,9 +277,9 @@ fn reports_out_of_band_do_not_count() {
     let store = Arc::new(LoadStore::default());
     let child = json!([{"weighted_round_robin": {"enableOobLoadReport": true}}]);
     let config = cluster(&json!({"lrsReportEndpointMetrics": ["named_metrics.*"], "childPolicy": child}));
-    let mut world = world(&store, &config, testkit::endpoints(["a"]));
-    world.load("a", named(&[("key", 7.0)]));
-    call(&mut world, Code::Ok, None);
+    let mut sim = sim(&store, &config, testkit::endpoints(["a"]));
+    sim.load("a", named(&[("key", 7.0)]));
+    call(&mut sim, Code::Ok, None);
     let [stats] = &take_localities(&store)[..] else { panic!() };
     assert_eq!(stats.named_metrics, BTreeMap::new());
 }
@@ -307,17 +307,17 @@ fn only_metrics_that_are_asked_for_count() {
         (&["k", "named_metrics", "utilization.k", "rps_fractional"], [none; 3], &[]),
     ] {
         let store = Arc::new(LoadStore::default());
-        let mut world = world(&store, &metrics(names), testkit::endpoints(["a"]));
-        call(&mut world, Code::Ok, Some(&report));
-        call(&mut world, Code::Unknown, Some(&report));
-        call(&mut world, Code::Ok, Some(&LoadReport::default()));
+        let mut sim = sim(&store, &metrics(names), testkit::endpoints(["a"]));
+        call(&mut sim, Code::Ok, Some(&report));
+        call(&mut sim, Code::Unknown, Some(&report));
+        call(&mut sim, Code::Ok, Some(&LoadReport::default()));
         let [stats] = &take_localities(&store)[..] else { panic!() };
         let found = [stats.cpu_utilization, stats.mem_utilization, stats.application_utilization];
         assert_eq!(found, utilizations, "{names:?}");
         let expected = expected.iter().map(|(key, sum)| ((*key).to_owned(), *sum)).collect();
         assert_eq!(stats.named_metrics, expected, "{names:?}");
         // Reports are parsed only if somebody reads them.
-        let Picked::To { trackers, .. } = world.pick() else { panic!() };
+        let Picked::To { trackers, .. } = sim.pick() else { panic!() };
         let wanted = names.iter().any(|name| BackendMetrics::default().add(name));
         assert_eq!(trackers.needs_load_report(), wanted, "{names:?}");
     }
@@ -326,8 +326,8 @@ fn only_metrics_that_are_asked_for_count() {
 /// LRS-10: the operator hears of metrics that are not known.
 #[test]
 fn unknown_metrics_are_ignored_and_said() {
-    let world = CoreSim::new(&metrics(&["named_metrics.k", "rps"]), testkit::endpoints(["a"]));
-    let warnings = world.describe().warnings;
+    let sim = CoreSim::new(&metrics(&["named_metrics.k", "rps"]), testkit::endpoints(["a"]));
+    let warnings = sim.describe().warnings;
     assert_eq!(warnings.len(), 1);
     assert!(
         warnings[0].ends_with(r#"lrsReportEndpointMetrics: "rps" is no metric that is known; it is ignored"#)
@@ -338,8 +338,8 @@ fn unknown_metrics_are_ignored_and_said() {
 #[test]
 fn other_metrics_are_counted_apart() {
     let store = Arc::new(LoadStore::default());
-    let mut one = world(&store, &metrics(&["cpu_utilization"]), testkit::endpoints(["a"]));
-    let mut two = world(&store, &metrics(&["mem_utilization"]), testkit::endpoints(["a"]));
+    let mut one = sim(&store, &metrics(&["cpu_utilization"]), testkit::endpoints(["a"]));
+    let mut two = sim(&store, &metrics(&["mem_utilization"]), testkit::endpoints(["a"]));
     let report = LoadReport { cpu_utilization: 0.5, mem_utilization: 0.25, ..LoadReport::default() };
     call(&mut one, Code::Ok, Some(&report));
     call(&mut two, Code::Ok, Some(&report));
@@ -354,15 +354,15 @@ fn other_metrics_are_counted_apart() {
 #[test]
 fn names_of_metrics_are_bounded() {
     let store = Arc::new(LoadStore::default());
-    let mut world = world(&store, &metrics(&["named_metrics.*"]), testkit::endpoints(["a"]));
+    let mut sim = sim(&store, &metrics(&["named_metrics.*"]), testkit::endpoints(["a"]));
     for i in 0..20_000 {
-        call(&mut world, Code::Ok, Some(&named(&[(&format!("key{i}"), 1.0)])));
+        call(&mut sim, Code::Ok, Some(&named(&[(&format!("key{i}"), 1.0)])));
     }
     let [stats] = &take_localities(&store)[..] else { panic!() };
     assert_eq!((stats.named_metrics.len(), stats.dropped_metrics), (8_000, 12_000));
-    call(&mut world, Code::Ok, Some(&named(&[("key0", 1.0)])));
+    call(&mut sim, Code::Ok, Some(&named(&[("key0", 1.0)])));
     take_localities(&store);
-    call(&mut world, Code::Ok, Some(&named(&[("new", 1.0)])));
+    call(&mut sim, Code::Ok, Some(&named(&[("new", 1.0)])));
     let [stats] = &take_localities(&store)[..] else { panic!() };
     assert_eq!((stats.named_metrics["new"], stats.dropped_metrics), (sum(1, 1.0), 0), "room is made again");
 }
@@ -371,10 +371,10 @@ fn names_of_metrics_are_bounded() {
 #[test]
 fn what_is_gone_is_reported_once() {
     let store = Arc::new(LoadStore::default());
-    let mut world = world(&store, &cluster(&json!({})), testkit::endpoints(["a"]));
+    let mut sim = sim(&store, &cluster(&json!({})), testkit::endpoints(["a"]));
     assert_eq!(store.servers(), [("lrs".into(), true)]);
-    let (held, _) = (world.pick(), world.picks(2));
-    drop(world);
+    let (held, _) = (sim.pick(), sim.picks(2));
+    drop(sim);
     assert_eq!(store.servers(), [("lrs".into(), true)], "a call in flight counts still");
     assert_eq!(counts(&take_localities(&store))[""], [3, 2, 0, 1]);
     held.finish_ok();
@@ -426,7 +426,7 @@ fn channels_share_the_counts_of_a_cluster() {
     let other =
         [json!({"edsServiceName": "eds"}), json!({"cluster": "d"}), json!({"lrsLoadReportingServer": "x"})];
     for settings in same.iter().chain(&other) {
-        world(&store, &cluster(settings), testkit::endpoints(["a"])).picks(1);
+        sim(&store, &cluster(settings), testkit::endpoints(["a"])).picks(1);
     }
     let take = |server: &str| -> Vec<_> {
         let stats = store.take(server, |_| true, Instant::ORIGIN);
@@ -447,8 +447,8 @@ fn no_call_is_lost_or_counted_twice() {
     let config = cluster(&json!({
         "dropCategories": drops, "maxConcurrentRequests": 20, "lrsReportEndpointMetrics": ["named_metrics.*"],
     }));
-    let world = world(&store, &config, Endpoints::list([in_zone("a", "x"), in_zone("b", "y")]));
-    let (picker, done) = (world.picker(), AtomicBool::new(false));
+    let sim = sim(&store, &config, Endpoints::list([in_zone("a", "x"), in_zone("b", "y")]));
+    let (picker, done) = (sim.picker(), AtomicBool::new(false));
     let report = named(&[("k", 1.0), ("l", 2.0)]);
     let mut all: Vec<ClusterStats> = Vec::new();
     let mut sent = [0; 4];
@@ -530,11 +530,11 @@ fn no_call_is_lost_or_counted_twice() {
 #[test]
 fn the_description_shows_the_server_and_the_counts() {
     let store = Arc::new(LoadStore::default());
-    let mut world = world(&store, &cluster(&json!({})), Endpoints::list([in_zone("a", "x")]));
-    world.picks(2);
-    let held = world.pick();
+    let mut sim = sim(&store, &cluster(&json!({})), Endpoints::list([in_zone("a", "x")]));
+    sim.picks(2);
+    let held = sim.pick();
     take_localities(&store);
-    let details = world.describe().details;
+    let details = sim.describe().details;
     assert_eq!(details["lrsLoadReportingServer"], "lrs");
     let x = r#"{region="", zone="x", sub_zone=""}"#;
     let load = json!([{"locality": x, "issued": 3, "succeeded": 2, "failed": 0, "inProgress": 1}]);
@@ -546,7 +546,7 @@ fn the_description_shows_the_server_and_the_counts() {
 #[test]
 fn the_picker_stays_while_reporting_does() {
     let endpoints = Endpoints::list([in_zone("a", "x"), in_zone("b", "y")]);
-    let mut world = CoreSim::new(&metrics(&["cpu_utilization"]), endpoints.clone()).all_up();
+    let mut sim = CoreSim::new(&metrics(&["cpu_utilization"]), endpoints.clone()).all_up();
     for (config, published) in [
         (metrics(&["cpu_utilization"]), 0),
         (metrics(&[]), 1),
@@ -554,12 +554,12 @@ fn the_picker_stays_while_reporting_does() {
         (cluster(&json!({"lrsLoadReportingServer": null})), 1),
         (cluster(&json!({"lrsLoadReportingServer": null})), 0),
     ] {
-        world.published();
-        world.update(&config, endpoints.clone());
-        assert_eq!(world.published(), published, "{config}");
+        sim.published();
+        sim.update(&config, endpoints.clone());
+        assert_eq!(sim.published(), published, "{config}");
     }
-    world.advance(Duration::ZERO);
-    assert_eq!(world.published(), 0);
+    sim.advance(Duration::ZERO);
+    assert_eq!(sim.published(), 0);
 }
 
 /// Connections that a cluster beside this one makes in the same pass do not change the picker in the next; the world checks
@@ -570,8 +570,8 @@ fn connections_of_others_do_not_matter() {
     let config = json!([{"xds_cluster_manager_experimental": {"children": {"one": child("one"), "two": child("two")}}}]);
     let two = |first, second| Endpoints::list([in_zone(first, "x"), in_zone(second, "y")]);
     let endpoints = Endpoints::groups([("one", two("a", "b")), ("two", two("c", "d"))]);
-    let mut world = CoreSim::new(&config, endpoints).all_up();
-    assert_eq!(world.pick_with(|call| call.with_cluster("two")).finish_ok(), "c");
+    let mut sim = CoreSim::new(&config, endpoints).all_up();
+    assert_eq!(sim.pick_with(|call| call.with_cluster("two")).finish_ok(), "c");
 }
 
 #[test]

@@ -20,10 +20,10 @@ fn cds(cluster: &str) -> Value {
 }
 
 /// A world that measures, in which every backend answers, given these clusters.
-fn world(cluster: &str, discovered: &Discovered) -> CoreSim {
-    let mut world = CoreSim::measuring(&cds(cluster), Endpoints::none()).all_up();
-    world.clusters(&discovered.0);
-    world
+fn sim(cluster: &str, discovered: &Discovered) -> CoreSim {
+    let mut sim = CoreSim::measuring(&cds(cluster), Endpoints::none()).all_up();
+    sim.clusters(&discovered.0);
+    sim
 }
 
 fn weighed(all: Vec<Measurement>) -> Vec<WeightUpdate> {
@@ -44,20 +44,20 @@ fn labels(backend_service: &str, locality: &str) -> LbLabels {
 /// WRR-17: each scheduler update is one measurement, with a weight of 0 for who has none that is usable.
 #[test]
 fn updates_of_the_scheduler_are_measured() {
-    let mut world = CoreSim::measuring(&wrr(), endpoints(["a", "b", "c"]));
-    let taken = |world: &mut CoreSim| -> Vec<(bool, u64, u64, Vec<f64>)> {
-        let all = weighed(world.measurements()).into_iter();
+    let mut sim = CoreSim::measuring(&wrr(), endpoints(["a", "b", "c"]));
+    let taken = |sim: &mut CoreSim| -> Vec<(bool, u64, u64, Vec<f64>)> {
+        let all = weighed(sim.measurements()).into_iter();
         all.inspect(|one| assert_eq!(one.labels, LbLabels::default()))
             .map(|one| (one.rr_fallback, one.not_yet_usable, one.stale, one.weights))
             .collect()
     };
-    world.ready("a");
-    assert_eq!(taken(&mut world), [], "one endpoint has no updates");
-    world.ready("b");
-    world.ready("c");
-    assert_eq!(taken(&mut world), [(true, 2, 0, vec![0.0; 2]), (true, 3, 0, vec![0.0; 3])]);
+    sim.ready("a");
+    assert_eq!(taken(&mut sim), [], "one endpoint has no updates");
+    sim.ready("b");
+    sim.ready("c");
+    assert_eq!(taken(&mut sim), [(true, 2, 0, vec![0.0; 2]), (true, 3, 0, vec![0.0; 3])]);
     for _ in 0..3 {
-        let picked = world.pick();
+        let picked = sim.pick();
         let weight = match picked.outcome().as_str() {
             "a" => 1.0,
             "b" => 3.0,
@@ -66,21 +66,21 @@ fn updates_of_the_scheduler_are_measured() {
         let load = LoadReport { requests_per_second: weight, cpu_utilization: 1.0, ..LoadReport::default() };
         picked.finish(Code::Ok, Some(&load));
     }
-    world.advance(secs(1));
-    assert_eq!(taken(&mut world), [(true, 3, 0, vec![0.0; 3])]);
+    sim.advance(secs(1));
+    assert_eq!(taken(&mut sim), [(true, 3, 0, vec![0.0; 3])]);
     // Only while calls are picked.
     for _ in 0..3 {
-        world.picks(1);
-        world.advance(secs(1));
+        sim.picks(1);
+        sim.advance(secs(1));
     }
-    assert_eq!(taken(&mut world), vec![(false, 1, 0, vec![1.0, 3.0, 0.0]); 3]);
-    world.advance(secs(1));
-    assert_eq!(taken(&mut world), [(true, 1, 2, vec![0.0; 3])]);
-    world.down("b");
-    world.down("c");
-    taken(&mut world);
-    world.advance(secs(5));
-    assert_eq!(taken(&mut world), [], "one endpoint has no updates");
+    assert_eq!(taken(&mut sim), vec![(false, 1, 0, vec![1.0, 3.0, 0.0]); 3]);
+    sim.advance(secs(1));
+    assert_eq!(taken(&mut sim), [(true, 1, 2, vec![0.0; 3])]);
+    sim.down("b");
+    sim.down("c");
+    taken(&mut sim);
+    sim.advance(secs(5));
+    assert_eq!(taken(&mut sim), [], "one endpoint has no updates");
 }
 
 /// WRR-17, WRR-18: measurements say in which cluster and locality they were made.
@@ -92,19 +92,19 @@ fn updates_say_where() {
         .with_leaf(leaf("orders"), set("a@x b@x c@y d@y"))
         .with_leaf(leaf("spare"), set("e@z f@z"))
         .with_aggregate("all", &["orders", "spare"]);
-    let mut world = world("all", &discovered);
+    let mut sim = sim("all", &discovered);
     let zone = |zone: &str| format!("{{region=\"\", zone=\"{zone}\", sub_zone=\"\"}}");
     let mut places: Vec<LbLabels> = Vec::new();
-    for one in weighed(world.measurements()) {
+    for one in weighed(sim.measurements()) {
         if !places.contains(&one.labels) {
             places.push(one.labels);
         }
     }
     assert_eq!(places, [labels("orders", &zone("x")), labels("orders", &zone("y"))]);
     for address in ["a", "b", "c", "d"] {
-        world.down(address);
+        sim.down(address);
     }
-    let last = weighed(world.measurements()).pop().expect("the spare cluster is used");
+    let last = weighed(sim.measurements()).pop().expect("the spare cluster is used");
     assert_eq!(last.labels, labels("spare", &zone("z")));
 }
 
@@ -154,14 +154,14 @@ fn outliers_are_measured() {
             .with_leaf(leaf, set("a b c d"))
             .with("spare", "s")
             .with_aggregate("all", &["orders", "spare"]);
-        let mut world = world("all", &discovered);
+        let mut sim = sim("all", &discovered);
         for _ in 0..40 {
-            let picked = world.pick();
+            let picked = sim.pick();
             let code = if ["a", "b"].contains(&&*picked.outcome()) { Code::Internal } else { Code::Ok };
             picked.finish(code, None);
         }
-        assert_eq!(world.measurements(), [], "until the sweep");
-        world.advance(secs(10));
+        assert_eq!(sim.measurements(), [], "until the sweep");
+        sim.advance(secs(10));
         let expected: Vec<_> = expected
             .iter()
             .map(|(method, unenforced, count)| {
@@ -170,9 +170,9 @@ fn outliers_are_measured() {
                 Measurement::OutlierCounts(OutlierCounts { backend_service, method, unenforced, count })
             })
             .collect();
-        assert_eq!(world.measurements(), expected);
-        world.advance(secs(10));
-        assert_eq!(world.measurements(), [], "no calls, no outliers");
+        assert_eq!(sim.measurements(), expected);
+        sim.advance(secs(10));
+        assert_eq!(sim.measurements(), [], "no calls, no outliers");
     }
 }
 
@@ -183,15 +183,15 @@ fn a_core_measures_only_if_asked() {
         "failurePercentageEjection": {"threshold": 0, "minimumHosts": 1, "requestVolume": 1},
         "childPolicy": wrr(),
     }}]);
-    for (mut world, measures) in [
+    for (mut sim, measures) in [
         (CoreSim::new(&config, endpoints(["a", "b"])).all_up(), false),
         (CoreSim::measuring(&config, endpoints(["a", "b"])).all_up(), true),
     ] {
         for _ in 0..4 {
-            world.pick().finish(Code::Internal, None);
+            sim.pick().finish(Code::Internal, None);
         }
-        world.advance(secs(10));
-        let all = world.measurements();
+        sim.advance(secs(10));
+        let all = sim.measurements();
         assert_eq!(all.iter().any(|one| matches!(one, Measurement::WeightUpdate(_))), measures);
         assert_eq!(all.iter().any(|one| matches!(one, Measurement::OutlierCounts(_))), measures);
     }
@@ -205,13 +205,13 @@ fn subchannels_say_where_they_stand() {
     for policy in [by_locality, json!([{"round_robin": {}}])] {
         let leaf = LeafCluster { lb_policy: lb_policy(&policy), ..eds("orders") };
         let discovered = Discovered::default().with_leaf(leaf, set("a@x b@y"));
-        let mut world = world("orders", &discovered);
-        assert_eq!(world.labels("a"), labels("orders", &zone("x")));
-        assert_eq!(world.labels("b"), labels("orders", &zone("y")));
-        let id = world.find("b").expect("it was dialled");
-        world.clusters(&discovered.with_error("orders", "it was deleted").0);
-        assert_eq!(world.core().labels(id), LbLabels::default(), "it is gone");
+        let mut sim = sim("orders", &discovered);
+        assert_eq!(sim.labels("a"), labels("orders", &zone("x")));
+        assert_eq!(sim.labels("b"), labels("orders", &zone("y")));
+        let id = sim.find("b").expect("it was dialled");
+        sim.clusters(&discovered.with_error("orders", "it was deleted").0);
+        assert_eq!(sim.core().labels(id), LbLabels::default(), "it is gone");
     }
-    let world = CoreSim::new(&json!([{"round_robin": {}}]), endpoints(["a"]));
-    assert_eq!(world.labels("a"), LbLabels::default());
+    let sim = CoreSim::new(&json!([{"round_robin": {}}]), endpoints(["a"]));
+    assert_eq!(sim.labels("a"), LbLabels::default());
 }

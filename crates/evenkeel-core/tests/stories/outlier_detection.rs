@@ -39,29 +39,29 @@ fn with(settings: &Value, more: &Value) -> Value {
 }
 
 /// So many calls; those to one of `failing` fail.
-fn calls(world: &mut CoreSim, count: usize, failing: &[&str]) {
+fn calls(sim: &mut CoreSim, count: usize, failing: &[&str]) {
     for _ in 0..count {
-        let picked = world.pick();
+        let picked = sim.pick();
         let code = if failing.contains(&picked.outcome().as_str()) { Code::Unavailable } else { Code::Ok };
         picked.finish(code, None);
     }
 }
 
 /// The first addresses of the endpoints that are ejected.
-fn ejected(world: &CoreSim) -> Vec<String> {
-    rows(world)
+fn ejected(sim: &CoreSim) -> Vec<String> {
+    rows(sim)
         .into_iter()
         .filter(|row| !row["ejectedForAnother"].is_null())
         .map(|row| row["addresses"][0].as_str().unwrap_or_default().to_owned())
         .collect()
 }
 
-fn multiplier(world: &CoreSim, i: usize) -> Value {
-    rows(world)[i]["multiplier"].clone()
+fn multiplier(sim: &CoreSim, i: usize) -> Value {
+    rows(sim)[i]["multiplier"].clone()
 }
 
-fn rows(world: &CoreSim) -> Vec<Value> {
-    world.describe().details["endpoints"].as_array().cloned().unwrap_or_default()
+fn rows(sim: &CoreSim) -> Vec<Value> {
+    sim.describe().details["endpoints"].as_array().cloned().unwrap_or_default()
 }
 
 fn at(seconds: u64) -> Instant {
@@ -134,50 +134,50 @@ fn bad_configs_say_what_is_wrong() {
 #[test]
 fn an_interval_of_zero_is_a_millisecond() {
     let config = detection(&with(&strict(), &json!({"interval": "0s"})));
-    let mut world = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
-    assert!(world.describe().warnings[0].contains("counts as that"));
-    calls(&mut world, 2, &["a"]);
-    world.advance(Duration::from_millis(1));
-    assert_eq!(ejected(&world), ["a"]);
+    let mut sim = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
+    assert!(sim.describe().warnings[0].contains("counts as that"));
+    calls(&mut sim, 2, &["a"]);
+    sim.advance(Duration::from_millis(1));
+    assert_eq!(ejected(&sim), ["a"]);
 }
 
 /// OD-3 (no settings at all), OD-13
 #[test]
 fn without_an_algorithm_nothing_is_counted() {
-    let mut world = CoreSim::new(&detection(&json!({})), endpoints(["a", "b"])).all_up();
-    let picked = world.pick();
+    let mut sim = CoreSim::new(&detection(&json!({})), endpoints(["a", "b"])).all_up();
+    let picked = sim.pick();
     assert!(matches!(&picked, Picked::To { trackers, .. } if trackers.is_empty()));
     drop(picked);
-    calls(&mut world, 200, &["a"]);
-    assert_eq!(world.wake_at(), None);
-    world.advance(secs(100));
-    assert_eq!(ejected(&world), [""; 0]);
-    assert_eq!(rows(&world)[0]["lastFailures"], 0);
+    calls(&mut sim, 200, &["a"]);
+    assert_eq!(sim.wake_at(), None);
+    sim.advance(secs(100));
+    assert_eq!(ejected(&sim), [""; 0]);
+    assert_eq!(rows(&sim)[0]["lastFailures"], 0);
 }
 
 /// OD-4
 #[test]
 fn calls_that_finished_since_the_last_sweep_count() {
     let config = detection(&json!({"successRateEjection": {}}));
-    let mut world = CoreSim::new(&config, endpoints(["a"])).all_up();
-    world.pick().finish_ok();
-    world.pick().finish(Code::NotFound, None);
-    world.pick().finish(Code::Cancelled, None);
-    drop(world.pick());
-    world.pick().unsent();
-    let open = world.pick();
-    let last = |world: &CoreSim| {
-        let row = &rows(world)[0];
+    let mut sim = CoreSim::new(&config, endpoints(["a"])).all_up();
+    sim.pick().finish_ok();
+    sim.pick().finish(Code::NotFound, None);
+    sim.pick().finish(Code::Cancelled, None);
+    drop(sim.pick());
+    sim.pick().unsent();
+    let open = sim.pick();
+    let last = |sim: &CoreSim| {
+        let row = &rows(sim)[0];
         (row["lastSuccesses"].as_u64().unwrap(), row["lastFailures"].as_u64().unwrap())
     };
-    assert_eq!(last(&world), (0, 0), "not taken before the sweep");
-    world.advance(secs(10));
-    assert_eq!(last(&world), (1, 3));
+    assert_eq!(last(&sim), (0, 0), "not taken before the sweep");
+    sim.advance(secs(10));
+    assert_eq!(last(&sim), (1, 3));
     open.finish_ok();
-    world.advance(secs(10));
-    assert_eq!(last(&world), (1, 0));
-    world.advance(secs(10));
-    assert_eq!(last(&world), (0, 0));
+    sim.advance(secs(10));
+    assert_eq!(last(&sim), (1, 0));
+    sim.advance(secs(10));
+    assert_eq!(last(&sim), (0, 0));
 }
 
 /// OD-5: mean 0.8 and population standard deviation 0.4 put the line at 0.8 - 1.9 * 0.4 = 0.04. (A sample's deviation
@@ -193,10 +193,10 @@ fn a_success_rate_far_below_the_mean_ejects() {
         (json!({"stdevFactor": 1999}), 100, vec!["c"]),
         (json!({"stdevFactor": 2001}), 100, vec![]),
     ] {
-        let mut world = CoreSim::new(&detection(&json!({"successRateEjection": rule})), five()).all_up();
-        calls(&mut world, per_endpoint * 5, &["c"]);
-        world.advance(secs(10));
-        assert_eq!(ejected(&world), expected, "{rule}");
+        let mut sim = CoreSim::new(&detection(&json!({"successRateEjection": rule})), five()).all_up();
+        calls(&mut sim, per_endpoint * 5, &["c"]);
+        sim.advance(secs(10));
+        assert_eq!(ejected(&sim), expected, "{rule}");
     }
 }
 
@@ -208,12 +208,12 @@ fn equal_rates_have_no_outlier() {
         "successRateEjection": {"stdevFactor": 0, "minimumHosts": 1, "requestVolume": 1},
     });
     for (calls, failures) in [(10, 9), (3, 1), (7, 2), (1, 1)] {
-        let mut world = pointed(&settings, &TEN);
+        let mut sim = pointed(&settings, &TEN);
         for address in TEN {
-            call(&mut world, address, calls - failures, failures);
+            call(&mut sim, address, calls - failures, failures);
         }
-        world.advance(secs(10));
-        assert_eq!(ejected(&world), [""; 0]);
+        sim.advance(secs(10));
+        assert_eq!(ejected(&sim), [""; 0]);
     }
 }
 
@@ -230,12 +230,12 @@ fn more_failures_than_the_threshold_eject() {
         (vec![(0, 20), (0, 20), (0, 19)], vec![]),
         (vec![(0, 20), (0, 20), (0, 20)], vec!["a", "b", "c"]),
     ] {
-        let mut world = pointed(&settings, &TEN[..hosts.len()]);
+        let mut sim = pointed(&settings, &TEN[..hosts.len()]);
         for (address, (ok, failed)) in TEN.into_iter().zip(hosts) {
-            call(&mut world, address, ok, failed);
+            call(&mut sim, address, ok, failed);
         }
-        world.advance(secs(10));
-        assert_eq!(ejected(&world), expected);
+        sim.advance(secs(10));
+        assert_eq!(ejected(&sim), expected);
     }
 }
 
@@ -246,14 +246,14 @@ fn no_more_than_the_allowed_share_is_ejected() {
     let half = &TEN[..5];
     for (percent, expected) in [(0, 1), (9, 1), (10, 1), (11, 2), (30, 3), (50, 5), (100, 5)] {
         let settings = with(&strict(), &json!({"maxEjectionPercent": percent, "baseEjectionTime": "60s"}));
-        let mut world = CoreSim::new(&detection(&settings), endpoints(TEN)).all_up();
+        let mut sim = CoreSim::new(&detection(&settings), endpoints(TEN)).all_up();
         for _ in 0..5 {
-            calls(&mut world, 100, half);
-            world.advance(secs(10));
-            assert_eq!(ejected(&world).len(), expected, "{percent} %");
-            assert!(!world.picks(30).iter().any(|address| ejected(&world).contains(address)));
+            calls(&mut sim, 100, half);
+            sim.advance(secs(10));
+            assert_eq!(ejected(&sim).len(), expected, "{percent} %");
+            assert!(!sim.picks(30).iter().any(|address| ejected(&sim).contains(address)));
         }
-        let tally = &world.describe().details["ejections"]["failure_percentage"];
+        let tally = &sim.describe().details["ejections"]["failure_percentage"];
         assert_eq!(tally["enforced"], expected);
         assert_eq!(tally["unenforced"]["max_ejection_overflow"], 5 * (5 - expected));
     }
@@ -269,14 +269,14 @@ fn enforcement_is_a_matter_of_chance() {
                 "minimumHosts": 1, "requestVolume": 1, "enforcementPercentage": percent,
             });
             let settings = json!({"maxEjectionPercent": 100, "baseEjectionTime": "0s", rule: rules});
-            let mut world = pointed(&settings, &TEN);
+            let mut sim = pointed(&settings, &TEN);
             for _ in 0..1000 {
-                call(&mut world, "a", 0, 1);
-                TEN[1..].iter().for_each(|address| call(&mut world, address, 1, 0));
-                world.advance(secs(10));
+                call(&mut sim, "a", 0, 1);
+                TEN[1..].iter().for_each(|address| call(&mut sim, address, 1, 0));
+                sim.advance(secs(10));
             }
             let method = if rule == "successRateEjection" { "success_rate" } else { "failure_percentage" };
-            let tally = world.describe().details["ejections"][method].clone();
+            let tally = sim.describe().details["ejections"][method].clone();
             let ejections = tally["enforced"].as_u64().unwrap();
             assert!(enforced.contains(&ejections), "{percent} %: {ejections}");
             assert_eq!(tally["unenforced"]["enforcement_percentage"], 1000 - ejections);
@@ -287,16 +287,12 @@ fn enforcement_is_a_matter_of_chance() {
 /// OD-9
 #[test]
 fn ejections_grow_longer_and_are_forgotten() {
-    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
     let mut log = Vec::new();
     for sweep in 1..=17 {
-        calls(&mut world, 4, if sweep <= 8 { &["a"] } else { &[] });
-        world.advance(secs(10));
-        log.push(format!(
-            "{}{}",
-            if ejected(&world).is_empty() { "in" } else { "out" },
-            multiplier(&world, 0)
-        ));
+        calls(&mut sim, 4, if sweep <= 8 { &["a"] } else { &[] });
+        sim.advance(secs(10));
+        log.push(format!("{}{}", if ejected(&sim).is_empty() { "in" } else { "out" }, multiplier(&sim, 0)));
     }
     let expected = [
         // Ejected at 10 s for 30 s, at 50 s for 60 s; then well, and one off per sweep.
@@ -313,18 +309,18 @@ fn ejections_have_a_longest() {
         [("30s", "50s", 50), ("30s", "40s", 40), ("30s", "10s", 30), ("400s", "300s", 400)]
     {
         let settings = with(&strict(), &json!({"baseEjectionTime": base, "maxEjectionTime": max}));
-        let mut world = pointed(&settings, &["a", "b"]);
-        call(&mut world, "a", 0, 1);
-        world.advance(secs(10));
+        let mut sim = pointed(&settings, &["a", "b"]);
+        call(&mut sim, "a", 0, 1);
+        sim.advance(secs(10));
         // Still ejected, and a call that began before fails: ejected once more.
-        call(&mut world, "a", 0, 1);
-        world.advance(secs(10));
-        assert_eq!(multiplier(&world, 0), 2);
-        assert_eq!(rows(&world)[0]["ejectedForAnother"], format!("{second}s"));
-        world.advance(secs(second - 1));
-        assert_eq!(ejected(&world), ["a"], "{base} {max}");
-        world.advance(secs(1));
-        assert_eq!(ejected(&world), [""; 0], "{base} {max}");
+        call(&mut sim, "a", 0, 1);
+        sim.advance(secs(10));
+        assert_eq!(multiplier(&sim, 0), 2);
+        assert_eq!(rows(&sim)[0]["ejectedForAnother"], format!("{second}s"));
+        sim.advance(secs(second - 1));
+        assert_eq!(ejected(&sim), ["a"], "{base} {max}");
+        sim.advance(secs(1));
+        assert_eq!(ejected(&sim), [""; 0], "{base} {max}");
     }
 }
 
@@ -332,64 +328,64 @@ fn ejections_have_a_longest() {
 #[test]
 fn another_interval_counts_from_the_last_sweep() {
     let interval = |interval: &str| detection(&with(&strict(), &json!({"interval": interval})));
-    let mut world = CoreSim::new(&interval("10s"), endpoints(["a", "b"])).all_up();
-    world.advance(secs(16));
-    calls(&mut world, 2, &["a"]);
-    assert_eq!(world.wake_at(), Some(at(20)));
-    world.config(&interval("30s"));
-    assert_eq!(world.wake_at(), Some(at(40)));
-    world.config(&interval("8s"));
-    assert_eq!(world.wake_at(), Some(at(18)));
-    assert_eq!(ejected(&world), [""; 0]);
-    world.config(&interval("5s"));
-    assert_eq!(ejected(&world), ["a"], "that interval is over already");
-    assert_eq!(world.wake_at(), Some(at(21)));
+    let mut sim = CoreSim::new(&interval("10s"), endpoints(["a", "b"])).all_up();
+    sim.advance(secs(16));
+    calls(&mut sim, 2, &["a"]);
+    assert_eq!(sim.wake_at(), Some(at(20)));
+    sim.config(&interval("30s"));
+    assert_eq!(sim.wake_at(), Some(at(40)));
+    sim.config(&interval("8s"));
+    assert_eq!(sim.wake_at(), Some(at(18)));
+    assert_eq!(ejected(&sim), [""; 0]);
+    sim.config(&interval("5s"));
+    assert_eq!(ejected(&sim), ["a"], "that interval is over already");
+    assert_eq!(sim.wake_at(), Some(at(21)));
 }
 
 /// OD-10, OD-13
 #[test]
 fn without_algorithms_everybody_is_back() {
-    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
-    calls(&mut world, 2, &["a"]);
-    world.advance(secs(10));
-    assert_eq!(world.picks(2), ["b", "b"]);
-    let late: Vec<_> = (0..5).map(|_| world.pick()).collect();
-    world.config(&detection(&json!({})));
-    assert_eq!(ejected(&world), [""; 0]);
-    assert_eq!(multiplier(&world, 0), 0);
-    assert_eq!(world.wake_at(), None);
-    let mut picks = world.picks(2);
+    let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    calls(&mut sim, 2, &["a"]);
+    sim.advance(secs(10));
+    assert_eq!(sim.picks(2), ["b", "b"]);
+    let late: Vec<_> = (0..5).map(|_| sim.pick()).collect();
+    sim.config(&detection(&json!({})));
+    assert_eq!(ejected(&sim), [""; 0]);
+    assert_eq!(multiplier(&sim, 0), 0);
+    assert_eq!(sim.wake_at(), None);
+    let mut picks = sim.picks(2);
     picks.sort();
     assert_eq!(picks, ["a", "b"]);
     for picked in late {
         picked.finish(Code::Unavailable, None);
     }
-    world.advance(secs(5));
-    world.config(&detection(&strict()));
-    assert_eq!(world.wake_at(), Some(at(25)), "a fresh start");
-    world.advance(secs(10));
-    assert_eq!(ejected(&world), [""; 0], "what was counted meanwhile is forgotten");
+    sim.advance(secs(5));
+    sim.config(&detection(&strict()));
+    assert_eq!(sim.wake_at(), Some(at(25)), "a fresh start");
+    sim.advance(secs(10));
+    assert_eq!(ejected(&sim), [""; 0], "what was counted meanwhile is forgotten");
 }
 
 /// OD-11
 #[test]
 fn an_endpoint_is_all_its_addresses() {
-    let mut world = pointed(&strict(), &[]);
+    let mut sim = pointed(&strict(), &[]);
     let two = |order: [&str; 2]| Endpoints::list([Endpoint::new(order), Endpoint::at("c")]);
-    world.endpoints(two(["a", "b"]));
-    call(&mut world, "a", 4, 3);
-    world.endpoints(two(["b", "a"]));
-    call(&mut world, "b", 1, 3);
-    world.advance(secs(10));
-    assert_eq!(ejected(&world), ["b"], "6 of 11 calls to either address failed");
-    assert_eq!(rows(&world)[0]["addresses"], json!(["b", "a"]));
+    sim.endpoints(two(["a", "b"]));
+    call(&mut sim, "a", 4, 3);
+    sim.endpoints(two(["b", "a"]));
+    call(&mut sim, "b", 1, 3);
+    sim.advance(secs(10));
+    assert_eq!(ejected(&sim), ["b"], "6 of 11 calls to either address failed");
+    assert_eq!(rows(&sim)[0]["addresses"], json!(["b", "a"]));
     // The child's picker is as before, but the addresses make up other endpoints.
-    world.endpoints(Endpoints::list([Endpoint::at("b"), Endpoint::new(["a", "c"])]));
-    call(&mut world, "a", 2, 2);
-    call(&mut world, "b", 0, 1);
-    call(&mut world, "c", 0, 1);
-    world.advance(secs(10));
-    assert_eq!(ejected(&world), ["b", "a"]);
+    sim.endpoints(Endpoints::list([Endpoint::at("b"), Endpoint::new(["a", "c"])]));
+    call(&mut sim, "a", 2, 2);
+    call(&mut sim, "b", 0, 1);
+    call(&mut sim, "c", 0, 1);
+    sim.advance(secs(10));
+    assert_eq!(ejected(&sim), ["b", "a"]);
 }
 
 /// OD-11, PF-13: seen through round robin. The endpoint reports TRANSIENT_FAILURE, and its connection is kept: health affects
@@ -397,64 +393,64 @@ fn an_endpoint_is_all_its_addresses() {
 #[test]
 fn both_addresses_are_ejected_and_the_connection_is_kept() {
     let two = Endpoints::list([Endpoint::new(["a", "b"]), Endpoint::at("c")]);
-    let mut world = CoreSim::new(&detection(&strict()), two).all_up();
-    calls(&mut world, 2, &["a"]);
-    world.advance(secs(10));
-    assert_eq!(world.picks(2), ["c", "c"]);
-    assert_eq!(world.state_of("a"), Some(ConnectivityState::Ready));
-    let row = &world.describe().children[0].1.endpoints[0];
+    let mut sim = CoreSim::new(&detection(&strict()), two).all_up();
+    calls(&mut sim, 2, &["a"]);
+    sim.advance(secs(10));
+    assert_eq!(sim.picks(2), ["c", "c"]);
+    assert_eq!(sim.state_of("a"), Some(ConnectivityState::Ready));
+    let row = &sim.describe().children[0].1.endpoints[0];
     assert_eq!(row.state, ConnectivityState::TransientFailure);
     assert_eq!(row.unused.as_deref(), Some("ejected by outlier detection"));
-    world.dialled();
+    sim.dialled();
     // Its connection goes to the other address meanwhile: that one is ejected as well.
-    world.down("a");
-    assert_eq!(world.dialled().last().unwrap(), "b");
-    assert_eq!(world.picks(2), ["c", "c"]);
-    world.dialled();
-    world.closed();
-    world.advance(secs(30));
-    assert!(world.picks(2).contains(&"b".to_owned()));
-    assert_eq!((world.dialled(), world.closed()), (vec![], vec![]));
+    sim.down("a");
+    assert_eq!(sim.dialled().last().unwrap(), "b");
+    assert_eq!(sim.picks(2), ["c", "c"]);
+    sim.dialled();
+    sim.closed();
+    sim.advance(secs(30));
+    assert!(sim.picks(2).contains(&"b".to_owned()));
+    assert_eq!((sim.dialled(), sim.closed()), (vec![], vec![]));
 }
 
 /// OD-11: an update of attributes keeps ejections, counts and connections.
 #[test]
 fn attributes_are_no_part_of_identity() {
-    let mut world = CoreSim::new(&detection(&strict()), weighted([("a", 1), ("b", 1), ("c", 1)])).all_up();
-    calls(&mut world, 3, &["a"]);
-    world.advance(secs(10));
+    let mut sim = CoreSim::new(&detection(&strict()), weighted([("a", 1), ("b", 1), ("c", 1)])).all_up();
+    calls(&mut sim, 3, &["a"]);
+    sim.advance(secs(10));
     let half_counted = ["b"];
-    calls(&mut world, 2, &half_counted);
-    world.endpoints(weighted([("c", 5), ("b", 5), ("a", 5)]));
-    assert_eq!(ejected(&world), ["a"]);
-    world.advance(secs(10));
-    assert_eq!(ejected(&world), ["b", "a"]);
-    world.endpoints(endpoints(["b", "c"]));
-    world.endpoints(endpoints(["a", "b", "c"]));
-    assert_eq!(ejected(&world), ["b"], "an endpoint that left is forgotten");
+    calls(&mut sim, 2, &half_counted);
+    sim.endpoints(weighted([("c", 5), ("b", 5), ("a", 5)]));
+    assert_eq!(ejected(&sim), ["a"]);
+    sim.advance(secs(10));
+    assert_eq!(ejected(&sim), ["b", "a"]);
+    sim.endpoints(endpoints(["b", "c"]));
+    sim.endpoints(endpoints(["a", "b", "c"]));
+    assert_eq!(ejected(&sim), ["b"], "an endpoint that left is forgotten");
 }
 
 /// OD-12, PF-13: as the top policy, pick_first does not watch health.
 #[test]
 fn pick_first_alone_takes_no_notice() {
-    let mut world = CoreSim::new(&detection_over("pick_first", &strict()), endpoints(["a", "b"])).all_up();
-    calls(&mut world, 10, &["a"]);
-    world.advance(secs(10));
-    assert_eq!(ejected(&world), ["a"]);
-    assert_eq!(world.picks(2), ["a", "a"]);
-    assert_eq!(world.state(), ConnectivityState::Ready);
+    let mut sim = CoreSim::new(&detection_over("pick_first", &strict()), endpoints(["a", "b"])).all_up();
+    calls(&mut sim, 10, &["a"]);
+    sim.advance(secs(10));
+    assert_eq!(ejected(&sim), ["a"]);
+    assert_eq!(sim.picks(2), ["a", "a"]);
+    assert_eq!(sim.state(), ConnectivityState::Ready);
 }
 
 /// Everybody ejected is TRANSIENT_FAILURE, and says why.
 #[test]
 fn all_ejected_fails_calls() {
-    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a"])).all_up();
-    calls(&mut world, 1, &["a"]);
-    world.advance(secs(10));
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    assert_eq!(world.pick().status().unwrap().message(), "a: ejected by outlier detection");
-    world.advance(secs(30));
-    assert_eq!(world.picks(1), ["a"]);
+    let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a"])).all_up();
+    calls(&mut sim, 1, &["a"]);
+    sim.advance(secs(10));
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    assert_eq!(sim.pick().status().unwrap().message(), "a: ejected by outlier detection");
+    sim.advance(secs(30));
+    assert_eq!(sim.picks(1), ["a"]);
 }
 
 /// fault 68: after a pause there is one sweep and at most one new picker; not everybody is ejected although every
@@ -462,66 +458,66 @@ fn all_ejected_fails_calls() {
 #[test]
 fn a_pause_is_one_sweep() {
     let settings = json!({"successRateEjection": {}, "failurePercentageEjection": {}});
-    let mut world = CoreSim::new(&detection(&settings), endpoints(TEN)).all_up();
-    world.advance(secs(3));
-    world.published();
-    let open: Vec<_> = (0..1000).map(|_| world.pick()).collect();
+    let mut sim = CoreSim::new(&detection(&settings), endpoints(TEN)).all_up();
+    sim.advance(secs(3));
+    sim.published();
+    let open: Vec<_> = (0..1000).map(|_| sim.pick()).collect();
     for picked in open {
         picked.finish(Code::DeadlineExceeded, None);
     }
-    world.sleep_through(secs(30));
-    assert_eq!(ejected(&world), ["a"], "the default share of ten");
-    assert_eq!(multiplier(&world, 0), 1);
-    assert_eq!(world.wake_at(), Some(at(43)));
-    assert_eq!(world.published(), 1);
-    world.sleep_through(secs(86_400));
-    assert_eq!(ejected(&world), [""; 0]);
-    assert_eq!(multiplier(&world, 0), 1);
-    assert_eq!(world.wake_at(), Some(at(86_443)));
-    assert_eq!(world.published(), 1);
+    sim.sleep_through(secs(30));
+    assert_eq!(ejected(&sim), ["a"], "the default share of ten");
+    assert_eq!(multiplier(&sim, 0), 1);
+    assert_eq!(sim.wake_at(), Some(at(43)));
+    assert_eq!(sim.published(), 1);
+    sim.sleep_through(secs(86_400));
+    assert_eq!(ejected(&sim), [""; 0]);
+    assert_eq!(multiplier(&sim, 0), 1);
+    assert_eq!(sim.wake_at(), Some(at(86_443)));
+    assert_eq!(sim.published(), 1);
 }
 
 /// fault 68
 #[test]
 fn a_clock_that_jumps_back_sweeps_nothing_twice() {
-    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
-    calls(&mut world, 2, &["a"]);
-    world.advance(secs(10));
-    world.published();
+    let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    calls(&mut sim, 2, &["a"]);
+    sim.advance(secs(10));
+    sim.published();
     for seconds in [3, 0, 9] {
-        world.set_clock(at(seconds));
-        assert_eq!(ejected(&world), ["a"]);
-        assert_eq!(world.wake_at(), Some(at(20)));
+        sim.set_clock(at(seconds));
+        assert_eq!(ejected(&sim), ["a"]);
+        assert_eq!(sim.wake_at(), Some(at(20)));
     }
-    assert_eq!(world.published(), 0);
+    assert_eq!(sim.published(), 0);
 }
 
 /// Sweeps that change nothing publish nothing, and so do updates that change nothing.
 #[test]
 fn a_quiet_fleet_keeps_its_picker() {
-    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
-    world.published();
+    let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    sim.published();
     for _ in 0..5 {
-        calls(&mut world, 10, &[]);
-        world.advance(secs(10));
+        calls(&mut sim, 10, &[]);
+        sim.advance(secs(10));
     }
-    world.config(&detection(&strict()));
-    world.endpoints(endpoints(["a", "b"]));
-    assert_eq!(world.published(), 0);
+    sim.config(&detection(&strict()));
+    sim.endpoints(endpoints(["a", "b"]));
+    assert_eq!(sim.published(), 0);
 }
 
 /// A reconnected endpoint has another subchannel state but the same count; one that is new is counted too.
 #[test]
 fn calls_are_counted_across_reconnects_and_updates() {
-    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a"])).all_up();
-    calls(&mut world, 1, &["a"]);
-    world.lose("a");
-    calls(&mut world, 1, &["a"]);
-    world.endpoints(endpoints(["b", "a"]));
-    calls(&mut world, 2, &[]);
-    world.advance(secs(10));
+    let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a"])).all_up();
+    calls(&mut sim, 1, &["a"]);
+    sim.lose("a");
+    calls(&mut sim, 1, &["a"]);
+    sim.endpoints(endpoints(["b", "a"]));
+    calls(&mut sim, 2, &[]);
+    sim.advance(secs(10));
     let counts: Vec<_> =
-        rows(&world).iter().map(|row| (row["lastSuccesses"].clone(), row["lastFailures"].clone())).collect();
+        rows(&sim).iter().map(|row| (row["lastSuccesses"].clone(), row["lastFailures"].clone())).collect();
     assert_eq!(counts, [(json!(1), json!(0)), (json!(1), json!(2))]);
 }
 
@@ -534,33 +530,33 @@ fn works_over_a_cluster() {
         "childPolicy": [{"round_robin": {}}],
     }}]);
     let settings = with(&strict(), &json!({"childPolicy": cluster}));
-    let mut world = CoreSim::new(&detection(&settings), endpoints(["a", "b"])).all_up();
-    calls(&mut world, 100, &["a"]);
-    world.advance(secs(10));
-    assert_eq!(ejected(&world), ["a"]);
-    assert_eq!(rows(&world)[1]["lastFailures"], 0);
-    let shares = world.shares(100);
+    let mut sim = CoreSim::new(&detection(&settings), endpoints(["a", "b"])).all_up();
+    calls(&mut sim, 100, &["a"]);
+    sim.advance(secs(10));
+    assert_eq!(ejected(&sim), ["a"]);
+    assert_eq!(rows(&sim)[1]["lastFailures"], 0);
+    let shares = sim.shares(100);
     assert!(shares["b"] > 30 && shares["drop"] > 30 && !shares.contains_key("a"));
-    assert_eq!(world.describe().children[0].1.details["inFlight"], 0);
+    assert_eq!(sim.describe().children[0].1.details["inFlight"], 0);
 }
 
 #[test]
 fn no_endpoints_and_duplicates() {
-    let mut world = CoreSim::new(&detection(&strict()), Endpoints::none());
-    world.advance(secs(30));
-    assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
+    let mut sim = CoreSim::new(&detection(&strict()), Endpoints::none());
+    sim.advance(secs(30));
+    assert_eq!(sim.pick().status().unwrap().message(), "no endpoints");
     let none: [&str; 0] = [];
     let twice = ["a", "b", "a"].map(Endpoint::at);
-    world.endpoints(Endpoints::list(twice.into_iter().chain([Endpoint::new(none)])));
-    assert_eq!(rows(&world).len(), 2);
+    sim.endpoints(Endpoints::list(twice.into_iter().chain([Endpoint::new(none)])));
+    assert_eq!(rows(&sim).len(), 2);
 }
 
 #[test]
 fn the_description_says_what_is_in_force() {
-    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
-    calls(&mut world, 2, &["a"]);
-    world.advance(secs(12));
-    let details = Value::from(world.describe().details);
+    let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    calls(&mut sim, 2, &["a"]);
+    sim.advance(secs(12));
+    let details = Value::from(sim.describe().details);
     assert_eq!(details["interval"], "10s");
     assert_eq!(details["ejected"], 1);
     assert_eq!(details["successRateEjection"], Value::Null);
@@ -583,10 +579,10 @@ fn pointed(settings: &Value, addresses: &[&str]) -> CoreSim {
     CoreSim::with(core, registry, &detection_over("pointed", settings), endpoints)
 }
 
-fn call(world: &mut CoreSim, address: &str, successes: usize, failures: usize) {
+fn call(sim: &mut CoreSim, address: &str, successes: usize, failures: usize) {
     for n in 0..successes + failures {
-        let entropy = world.entropy();
-        let picked = world.pick_call(&PickArgs::new("/s/m", entropy).with_cluster(address));
+        let entropy = sim.entropy();
+        let picked = sim.pick_call(&PickArgs::new("/s/m", entropy).with_cluster(address));
         picked.finish(if n < successes { Code::Ok } else { Code::Internal }, None);
     }
 }
@@ -785,23 +781,23 @@ proptest! {
         let mut names: Vec<&'static str> = TEN[..5].to_vec();
         let mut model = Model { rules: rules.clone(), hosts: Vec::new() };
         model.update(&names);
-        let mut world = pointed(&as_json(&rules), &names);
+        let mut sim = pointed(&as_json(&rules), &names);
         for (members, ends, late) in steps {
             if let Some(members) = members {
                 names = (0..TEN.len()).filter(|i| members >> i & 1 == 1).map(|i| TEN[i]).collect();
-                world.endpoints(Endpoints::list(names.iter().copied().map(Endpoint::at)));
+                sim.endpoints(Endpoints::list(names.iter().copied().map(Endpoint::at)));
                 model.update(&names);
             }
             let ends = &ends[..names.len()];
             for (name, (successes, failures)) in names.iter().zip(ends) {
-                call(&mut world, name, *successes, *failures);
+                call(&mut sim, name, *successes, *failures);
             }
-            world.sleep_through(secs(10 + late));
-            let now = world.now().since(Instant::ORIGIN).as_secs();
+            sim.sleep_through(secs(10 + late));
+            let now = sim.now().since(Instant::ORIGIN).as_secs();
             prop_assume!(model.sweep(now, ends).is_some());
             let expected: Vec<_> =
                 model.hosts.iter().map(|host| (host.name, host.since.is_some(), host.multiplier)).collect();
-            let rows = rows(&world);
+            let rows = rows(&sim);
             let found: Vec<_> = rows
                 .iter()
                 .map(|row| {
@@ -822,14 +818,14 @@ proptest! {
         failing in prop::collection::vec(0..1024u16, 1..6),
     ) {
         let settings = with(&strict(), &json!({"maxEjectionPercent": percent, "baseEjectionTime": "100s"}));
-        let mut world = pointed(&settings, &TEN[..count]);
+        let mut sim = pointed(&settings, &TEN[..count]);
         for failing in failing {
             for (i, address) in TEN[..count].iter().enumerate() {
                 let fails = failing >> i & 1 == 1;
-                call(&mut world, address, usize::from(!fails), usize::from(fails));
+                call(&mut sim, address, usize::from(!fails), usize::from(fails));
             }
-            world.advance(secs(10));
-            let ejected = ejected(&world).len();
+            sim.advance(secs(10));
+            let ejected = ejected(&sim).len();
             prop_assert!(ejected <= (count * percent).div_ceil(100).max(1));
             prop_assert!(ejected > 0 || failing & ((1 << count) - 1) == 0);
         }

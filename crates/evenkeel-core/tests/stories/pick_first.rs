@@ -25,11 +25,11 @@ fn millis(ms: u64) -> Duration {
 /// What is dialled first, address by address, when every attempt fails at once.
 fn order(config: &Value, endpoints: Endpoints, seed: u64) -> Vec<String> {
     let core = Core::builder(Rng::from_entropy(seed)).build();
-    let mut world = CoreSim::with(core, Registry::standard(), config, endpoints);
+    let mut sim = CoreSim::with(core, Registry::standard(), config, endpoints);
     let mut order = Vec::new();
-    while let [address] = &world.dialled()[..] {
+    while let [address] = &sim.dialled()[..] {
         order.push(address.clone());
-        world.fail(address);
+        sim.fail(address);
     }
     order
 }
@@ -80,23 +80,23 @@ fn shuffling_keeps_the_addresses_of_an_endpoint_in_order() {
 /// answer wins and the others are let go.
 #[test]
 fn happy_eyeballs() {
-    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b", "c"]));
-    assert_eq!(world.dialled(), ["a"]);
-    world.advance(millis(249));
-    assert!(world.dialled().is_empty());
-    world.advance(millis(1));
-    assert_eq!(world.dialled(), ["b"]);
-    world.fail("b");
-    assert_eq!(world.dialled(), ["c"], "a failure does not wait for the timer");
-    world.advance(millis(600));
-    assert!(world.dialled().is_empty());
-    assert_eq!(world.state(), ConnectivityState::Connecting, "a and c are still trying");
-    world.ready("a");
-    let mut closed = world.closed();
+    let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b", "c"]));
+    assert_eq!(sim.dialled(), ["a"]);
+    sim.advance(millis(249));
+    assert!(sim.dialled().is_empty());
+    sim.advance(millis(1));
+    assert_eq!(sim.dialled(), ["b"]);
+    sim.fail("b");
+    assert_eq!(sim.dialled(), ["c"], "a failure does not wait for the timer");
+    sim.advance(millis(600));
+    assert!(sim.dialled().is_empty());
+    assert_eq!(sim.state(), ConnectivityState::Connecting, "a and c are still trying");
+    sim.ready("a");
+    let mut closed = sim.closed();
     closed.sort();
     assert_eq!(closed, ["b", "c"]);
-    assert_eq!(world.picks(2), ["a", "a"]);
-    assert_eq!(world.wake_at(), None);
+    assert_eq!(sim.picks(2), ["a", "a"]);
+    assert_eq!(sim.wake_at(), None);
 }
 
 /// PF-3: the delay is held to 100 ms..2 s.
@@ -104,8 +104,8 @@ fn happy_eyeballs() {
 fn the_attempt_delay_can_be_set_within_limits() {
     for (set, used) in [(1, 100), (700, 700), (60_000, 2_000)] {
         let core = Core::builder(Rng::fixed(1)).attempt_delay(millis(set)).build();
-        let world = CoreSim::with(core, Registry::standard(), &pick_first(), endpoints(["a", "b"]));
-        assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(used)));
+        let sim = CoreSim::with(core, Registry::standard(), &pick_first(), endpoints(["a", "b"]));
+        assert_eq!(sim.wake_at(), Some(Instant::ORIGIN + millis(used)));
     }
 }
 
@@ -113,128 +113,128 @@ fn the_attempt_delay_can_be_set_within_limits() {
 /// back-off, and addresses are asked for again whenever the failures reach the number of addresses.
 #[test]
 fn fails_after_a_whole_pass_and_keeps_trying() {
-    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
-    world.fail("a");
-    assert_eq!(world.state(), ConnectivityState::Connecting);
-    assert_eq!((world.reresolutions(), world.dialled()), (0, vec!["a".to_owned(), "b".to_owned()]));
-    world.fail("b");
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    assert_eq!(world.reresolutions(), 1);
-    let status = world.pick().status().cloned().expect("the pick fails");
+    let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
+    sim.fail("a");
+    assert_eq!(sim.state(), ConnectivityState::Connecting);
+    assert_eq!((sim.reresolutions(), sim.dialled()), (0, vec!["a".to_owned(), "b".to_owned()]));
+    sim.fail("b");
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    assert_eq!(sim.reresolutions(), 1);
+    let status = sim.pick().status().cloned().expect("the pick fails");
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().ends_with("the last, b: b refused"), "{status}");
-    world.advance(secs(2));
-    let mut again = world.dialled();
+    sim.advance(secs(2));
+    let mut again = sim.dialled();
     again.sort();
     assert_eq!(again, ["a", "b"], "each after its own back-off of about a second");
-    world.fail("a");
-    assert_eq!(world.reresolutions(), 0);
-    world.advance(secs(2));
-    world.fail("a");
-    assert_eq!(world.reresolutions(), 1, "two failures, if of the same address");
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    world.ready("b");
-    assert_eq!(world.picks(1), ["b"]);
+    sim.fail("a");
+    assert_eq!(sim.reresolutions(), 0);
+    sim.advance(secs(2));
+    sim.fail("a");
+    assert_eq!(sim.reresolutions(), 1, "two failures, if of the same address");
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    sim.ready("b");
+    assert_eq!(sim.picks(1), ["b"]);
 }
 
 /// LBX-3, PF-7: a new list starts a new pass over what is there: one backing off counts as failed, one connecting as
 /// started; and what has failed stays failed until it is ready.
 #[test]
 fn a_new_list_starts_a_new_pass() {
-    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
-    world.fail("a");
-    world.fail("b");
-    world.dialled();
-    world.endpoints(endpoints(["b", "c", "d"]));
-    assert_eq!(world.dialled(), ["c"], "b is backing off: on to the next");
-    assert_eq!(world.closed(), ["a"]);
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    world.endpoints(endpoints(["c", "e"]));
-    assert!(world.dialled().is_empty(), "c is connecting: nothing to start");
-    world.advance(millis(250));
-    assert_eq!(world.dialled(), ["e"]);
-    world.ready("e");
-    assert_eq!(world.state(), ConnectivityState::Ready);
+    let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
+    sim.fail("a");
+    sim.fail("b");
+    sim.dialled();
+    sim.endpoints(endpoints(["b", "c", "d"]));
+    assert_eq!(sim.dialled(), ["c"], "b is backing off: on to the next");
+    assert_eq!(sim.closed(), ["a"]);
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    sim.endpoints(endpoints(["c", "e"]));
+    assert!(sim.dialled().is_empty(), "c is connecting: nothing to start");
+    sim.advance(millis(250));
+    assert_eq!(sim.dialled(), ["e"]);
+    sim.ready("e");
+    assert_eq!(sim.state(), ConnectivityState::Ready);
 }
 
 /// PF-7: a connection in use stays in use while its address stays in the list.
 #[test]
 fn a_ready_address_that_stays_is_kept() {
-    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b"])).all_up();
-    world.dialled();
-    world.endpoints(endpoints(["c", "a"]));
-    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
-    assert_eq!(world.picks(1), ["a"]);
-    world.endpoints(endpoints(["c", "d"]));
-    assert_eq!((world.dialled(), world.closed()), (vec!["c".to_owned()], vec!["a".to_owned()]));
-    assert_eq!(world.picks(1), ["c"]);
+    let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b"])).all_up();
+    sim.dialled();
+    sim.endpoints(endpoints(["c", "a"]));
+    assert_eq!((sim.dialled().len(), sim.closed().len()), (0, 0));
+    assert_eq!(sim.picks(1), ["a"]);
+    sim.endpoints(endpoints(["c", "d"]));
+    assert_eq!((sim.dialled(), sim.closed()), (vec!["c".to_owned()], vec!["a".to_owned()]));
+    assert_eq!(sim.picks(1), ["c"]);
 }
 
 /// PF-8
 #[test]
 fn a_lost_connection_waits_for_a_call() {
-    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
-    assert_eq!(world.dialled(), ["a"]);
-    world.ready("a");
-    assert_eq!(world.picks(2), ["a", "a"]);
-    world.lose("a");
-    assert_eq!(world.state(), ConnectivityState::Idle);
-    assert_eq!(world.reresolutions(), 1);
-    world.advance(secs(100));
-    assert!(world.dialled().is_empty());
-    assert_eq!(world.picks(1), ["queue"]);
-    assert_eq!(world.dialled(), ["a"]);
-    world.fail("a");
-    assert_eq!(world.dialled(), ["b"]);
-    world.ready("b");
-    assert_eq!(world.picks(1), ["b"]);
+    let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
+    assert_eq!(sim.dialled(), ["a"]);
+    sim.ready("a");
+    assert_eq!(sim.picks(2), ["a", "a"]);
+    sim.lose("a");
+    assert_eq!(sim.state(), ConnectivityState::Idle);
+    assert_eq!(sim.reresolutions(), 1);
+    sim.advance(secs(100));
+    assert!(sim.dialled().is_empty());
+    assert_eq!(sim.picks(1), ["queue"]);
+    assert_eq!(sim.dialled(), ["a"]);
+    sim.fail("a");
+    assert_eq!(sim.dialled(), ["b"]);
+    sim.ready("b");
+    assert_eq!(sim.picks(1), ["b"]);
 }
 
 /// PF-8: of a connection that was made and lost before anybody has looked there is no second without a call, or a loop of them
 /// would be without end.
 #[test]
 fn a_short_connection_is_made_again_once() {
-    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
+    let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
     for dialled in [&["a"][..], &["a"], &[]] {
-        assert_eq!(world.dialled(), dialled);
-        let now = world.now();
-        if let (Some(id), false) = (world.find("a"), dialled.is_empty()) {
-            assert!(world.core().handle(LbEvent::Connected(id), now));
+        assert_eq!(sim.dialled(), dialled);
+        let now = sim.now();
+        if let (Some(id), false) = (sim.find("a"), dialled.is_empty()) {
+            assert!(sim.core().handle(LbEvent::Connected(id), now));
             // One that answers nothing would be paced.
-            assert!(world.core().handle(LbEvent::ResponseReceived(id), now));
-            world.lose("a");
+            assert!(sim.core().handle(LbEvent::ResponseReceived(id), now));
+            sim.lose("a");
         }
     }
-    assert_eq!(world.state(), ConnectivityState::Idle);
-    world.pick();
-    assert_eq!(world.dialled(), ["a"]);
-    world.ready("a");
-    assert_eq!(world.pick().finish_ok(), "a");
+    assert_eq!(sim.state(), ConnectivityState::Idle);
+    sim.pick();
+    assert_eq!(sim.dialled(), ["a"]);
+    sim.ready("a");
+    assert_eq!(sim.pick().finish_ok(), "a");
 }
 
 /// PF-8: the application may ask for the connection instead of a call.
 #[test]
 fn an_idle_channel_connects_when_asked() {
-    let mut world = CoreSim::new(&pick_first(), endpoints(["a"])).all_up();
-    world.down("a");
-    world.dialled();
-    world.handle(LbEvent::ExitIdle);
-    assert_eq!(world.dialled(), ["a"]);
+    let mut sim = CoreSim::new(&pick_first(), endpoints(["a"])).all_up();
+    sim.down("a");
+    sim.dialled();
+    sim.handle(LbEvent::ExitIdle);
+    assert_eq!(sim.dialled(), ["a"]);
 }
 
 /// PF-9: and addresses that come later are connected without a call.
 #[test]
 fn no_addresses_fail_at_once() {
-    let mut world = CoreSim::new(&pick_first(), Endpoints::none());
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    assert_eq!(world.pick().status().map(Status::code), Some(Code::Unavailable));
-    world.endpoints(Endpoints::list([Endpoint::new([] as [&str; 0])]));
-    assert_eq!(world.picks(1), ["fail"]);
-    world.up("a");
-    world.endpoints(endpoints(["a"]));
-    assert_eq!(world.picks(1), ["a"]);
-    world.endpoints(Endpoints::none());
-    assert_eq!((world.state(), world.closed()), (ConnectivityState::TransientFailure, vec!["a".to_owned()]));
+    let mut sim = CoreSim::new(&pick_first(), Endpoints::none());
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    assert_eq!(sim.pick().status().map(Status::code), Some(Code::Unavailable));
+    sim.endpoints(Endpoints::list([Endpoint::new([] as [&str; 0])]));
+    assert_eq!(sim.picks(1), ["fail"]);
+    sim.up("a");
+    sim.endpoints(endpoints(["a"]));
+    assert_eq!(sim.picks(1), ["a"]);
+    sim.endpoints(Endpoints::none());
+    assert_eq!((sim.state(), sim.closed()), (ConnectivityState::TransientFailure, vec!["a".to_owned()]));
 }
 
 /// PF-10: waits of 1 s, times 1.6, at most 120 s, each up to 20 % off; an attempt is given 20 s or its wait.
@@ -269,23 +269,23 @@ fn attempts_back_off() {
 fn a_slow_attempt_is_repeated_at_once() {
     let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
     let core = Core::builder(Rng::fixed(1)).backoff(backoff).build();
-    let mut world = CoreSim::with(core, Registry::standard(), &pick_first(), endpoints(["a"]));
-    world.advance(secs(20));
-    world.dialled();
-    world.fail("a");
-    assert_eq!(world.dialled(), ["a"], "the back-off of 1 s was over long ago");
-    world.fail("a");
-    world.advance(millis(1_599));
-    assert!(world.dialled().is_empty());
-    world.advance(millis(1));
-    assert_eq!(world.dialled(), ["a"]);
-    world.ready("a");
-    world.lose("a");
-    world.picks(1);
-    world.fail("a");
-    world.dialled();
-    world.advance(secs(1));
-    assert_eq!(world.dialled(), ["a"]);
+    let mut sim = CoreSim::with(core, Registry::standard(), &pick_first(), endpoints(["a"]));
+    sim.advance(secs(20));
+    sim.dialled();
+    sim.fail("a");
+    assert_eq!(sim.dialled(), ["a"], "the back-off of 1 s was over long ago");
+    sim.fail("a");
+    sim.advance(millis(1_599));
+    assert!(sim.dialled().is_empty());
+    sim.advance(millis(1));
+    assert_eq!(sim.dialled(), ["a"]);
+    sim.ready("a");
+    sim.lose("a");
+    sim.picks(1);
+    sim.fail("a");
+    sim.dialled();
+    sim.advance(secs(1));
+    assert_eq!(sim.dialled(), ["a"]);
 }
 
 /// PF-11: the first place is won in proportion to the weights; a missing weight is 1.

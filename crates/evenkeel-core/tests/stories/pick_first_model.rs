@@ -222,8 +222,8 @@ fn endpoints(list: &[usize]) -> Endpoints {
     Endpoints::list(list.iter().map(|which| Endpoint::at(NAMES[*which])))
 }
 
-fn is_in(world: &CoreSim, which: usize, state: ConnectivityState) -> bool {
-    world.state_of(NAMES[which]) == Some(state)
+fn is_in(sim: &CoreSim, which: usize, state: ConnectivityState) -> bool {
+    sim.state_of(NAMES[which]) == Some(state)
 }
 
 proptest! {
@@ -236,27 +236,27 @@ proptest! {
         // Back-offs in whole milliseconds, as the model counts.
         let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
         let core = Core::builder(Rng::fixed(1)).backoff(backoff).build();
-        let mut world = CoreSim::with(core, Registry::standard(), &json!([{"pick_first": {}}]), endpoints(&start));
+        let mut sim = CoreSim::with(core, Registry::standard(), &json!([{"pick_first": {}}]), endpoints(&start));
         let mut model = Model::new(start);
         for step in steps {
             match &step {
-                Step::Ready(which) if is_in(&world, *which, ConnectivityState::Connecting) => {
-                    world.ready(NAMES[*which]);
+                Step::Ready(which) if is_in(&sim, *which, ConnectivityState::Connecting) => {
+                    sim.ready(NAMES[*which]);
                     // Pacing has stories of its own.
-                    let id = world.find(NAMES[*which]).expect("it is ready");
-                    world.handle(LbEvent::ResponseReceived(id));
+                    let id = sim.find(NAMES[*which]).expect("it is ready");
+                    sim.handle(LbEvent::ResponseReceived(id));
                     model.ready(*which);
                 }
-                Step::Fail(which) if is_in(&world, *which, ConnectivityState::Connecting) => {
-                    world.fail(NAMES[*which]);
+                Step::Fail(which) if is_in(&sim, *which, ConnectivityState::Connecting) => {
+                    sim.fail(NAMES[*which]);
                     model.fail(*which);
                 }
-                Step::Lose(which) if is_in(&world, *which, ConnectivityState::Ready) => {
-                    world.lose(NAMES[*which]);
+                Step::Lose(which) if is_in(&sim, *which, ConnectivityState::Ready) => {
+                    sim.lose(NAMES[*which]);
                     model.mode = Mode::Idle;
                 }
                 Step::PickArgs => {
-                    let outcome = world.pick().outcome();
+                    let outcome = sim.pick().outcome();
                     match model.mode {
                         Mode::Ready(chosen) => prop_assert_eq!(outcome, NAMES[chosen]),
                         _ => prop_assert!(outcome == "queue" || outcome == "fail"),
@@ -264,19 +264,19 @@ proptest! {
                     model.call();
                 }
                 Step::Wait(millis) => {
-                    world.advance(Duration::from_millis(*millis));
+                    sim.advance(Duration::from_millis(*millis));
                     model.wait(*millis);
                 }
                 Step::List(list) => {
-                    world.endpoints(endpoints(list));
+                    sim.endpoints(endpoints(list));
                     model.list(list.clone(), false);
                 }
                 _ => {}
             }
-            prop_assert_eq!(world.state(), model.state(), "after {:?}", &step);
+            prop_assert_eq!(sim.state(), model.state(), "after {:?}", &step);
             let all = NAMES.iter().enumerate();
             let connecting: Vec<_> =
-                all.filter(|(i, _)| is_in(&world, *i, ConnectivityState::Connecting)).map(|(_, name)| *name).collect();
+                all.filter(|(i, _)| is_in(&sim, *i, ConnectivityState::Connecting)).map(|(_, name)| *name).collect();
             prop_assert_eq!(connecting, model.connecting(), "after {:?}", step);
         }
     }

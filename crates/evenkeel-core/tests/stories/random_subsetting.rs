@@ -26,8 +26,8 @@ fn client(seed: u64, size: u32, endpoints: Endpoints) -> CoreSim {
 }
 
 /// The endpoints that the policy below balances over.
-fn chosen(world: &CoreSim) -> Vec<String> {
-    let (_, child) = &world.describe().children[0];
+fn chosen(sim: &CoreSim) -> Vec<String> {
+    let (_, child) = &sim.describe().children[0];
     child.endpoints.iter().map(|row| row.addresses[0].clone()).collect()
 }
 
@@ -66,19 +66,19 @@ fn bad_settings_are_named() {
 fn the_seed_ranks_the_endpoints() {
     let mut seeds = BTreeSet::new();
     for client_seed in 0..20 {
-        let mut world = client(client_seed, 3, list(names(10)));
-        let seed = world.describe().details["seed"].as_u64().unwrap();
+        let mut sim = client(client_seed, 3, list(names(10)));
+        let seed = sim.describe().details["seed"].as_u64().unwrap();
         let mut ranked = names(10);
         ranked.sort_by_key(|name| xxh64(name.as_bytes(), seed));
-        assert_eq!(chosen(&world), ranked[..3]);
-        assert_eq!(sorted(world.dialled()), sorted(ranked[..3].to_vec()));
+        assert_eq!(chosen(&sim), ranked[..3]);
+        assert_eq!(sorted(sim.dialled()), sorted(ranked[..3].to_vec()));
         seeds.insert(seed);
 
-        world.update(&config(4), list(names(10)));
-        assert_eq!(chosen(&world), ranked[..4]);
-        world.update(&config(2), list(names(10).iter().rev()));
-        assert_eq!(chosen(&world), ranked[..2]);
-        assert_eq!(world.describe().details["seed"].as_u64(), Some(seed));
+        sim.update(&config(4), list(names(10)));
+        assert_eq!(chosen(&sim), ranked[..4]);
+        sim.update(&config(2), list(names(10).iter().rev()));
+        assert_eq!(chosen(&sim), ranked[..2]);
+        assert_eq!(sim.describe().details["seed"].as_u64(), Some(seed));
     }
     assert_eq!(seeds.len(), 20);
 }
@@ -95,43 +95,40 @@ fn all_are_taken_when_there_are_no_more() {
 /// RS-6: recomputed on every update of endpoints or config; states and pickers pass through.
 #[test]
 fn states_and_pickers_are_those_of_the_child() {
-    let mut world = CoreSim::new(&config(2), endpoints(["a", "b", "c"]));
-    assert_eq!(world.state(), ConnectivityState::Connecting);
-    let both = world.dialled();
-    assert_eq!((both.len(), world.picks(1)), (2, vec!["queue".to_owned()]));
-    world.fail(&both[0]);
-    world.ready(&both[1]);
-    assert_eq!((world.state(), world.picks(2)), (ConnectivityState::Ready, vec![both[1].clone(); 2]));
-    assert_eq!(world.reresolutions(), 1);
+    let mut sim = CoreSim::new(&config(2), endpoints(["a", "b", "c"]));
+    assert_eq!(sim.state(), ConnectivityState::Connecting);
+    let both = sim.dialled();
+    assert_eq!((both.len(), sim.picks(1)), (2, vec!["queue".to_owned()]));
+    sim.fail(&both[0]);
+    sim.ready(&both[1]);
+    assert_eq!((sim.state(), sim.picks(2)), (ConnectivityState::Ready, vec![both[1].clone(); 2]));
+    assert_eq!(sim.reresolutions(), 1);
 
-    world.published();
-    world.config(&config(3));
-    assert_eq!(chosen(&world).len(), 3);
-    world.config(&config(1));
-    assert_eq!(chosen(&world).len(), 1);
+    sim.published();
+    sim.config(&config(3));
+    assert_eq!(chosen(&sim).len(), 3);
+    sim.config(&config(1));
+    assert_eq!(chosen(&sim).len(), 1);
     // The same endpoints in another value: the child looks again, nothing is dialled or published.
-    world.published();
-    world.dialled();
-    world.endpoints(endpoints(["a", "b", "c"]));
-    assert_eq!((world.dialled(), world.published()), (vec![], 0));
-    world.endpoints(endpoints([]));
-    assert_eq!(
-        (world.state(), world.picks(1)),
-        (ConnectivityState::TransientFailure, vec!["fail".to_owned()])
-    );
-    world.endpoints(endpoints(["d"]));
-    assert_eq!(chosen(&world), ["d"]);
+    sim.published();
+    sim.dialled();
+    sim.endpoints(endpoints(["a", "b", "c"]));
+    assert_eq!((sim.dialled(), sim.published()), (vec![], 0));
+    sim.endpoints(endpoints([]));
+    assert_eq!((sim.state(), sim.picks(1)), (ConnectivityState::TransientFailure, vec!["fail".to_owned()]));
+    sim.endpoints(endpoints(["d"]));
+    assert_eq!(chosen(&sim), ["d"]);
 }
 
 /// RS-6: the config of the child passes through, and so does a change of its policy.
 #[test]
 fn the_child_can_change() {
-    let mut world = client(1, 2, list(names(9)));
-    let before = sorted(chosen(&world));
-    world.config(&json!([{"random_subsetting_experimental":
+    let mut sim = client(1, 2, list(names(9)));
+    let before = sorted(chosen(&sim));
+    sim.config(&json!([{"random_subsetting_experimental":
         {"subsetSize": 2, "childPolicy": [{"nosuch": {}}, {"pick_first": {}}]}}]));
-    assert_eq!(world.describe().children[0].1.policy, "pick_first");
-    assert_eq!(sorted(chosen(&world)), before);
+    assert_eq!(sim.describe().children[0].1.policy, "pick_first");
+    assert_eq!(sorted(chosen(&sim)), before);
 }
 
 /// RS-7: endpoints without addresses, duplicates and draining ones take no place.
@@ -139,16 +136,16 @@ fn the_child_can_change() {
 fn only_endpoints_that_can_be_called_take_a_place() {
     let nobody = || Endpoint::new([""; 0]);
     let drained = |name: &str| Endpoint::at(name).with_health(EndpointHealthStatus::Draining);
-    let mut world = client(1, 3, Endpoints::list([nobody(), nobody(), Endpoint::at("a"), Endpoint::at("b")]));
-    assert_eq!(chosen(&world), ["a", "b"]);
+    let mut sim = client(1, 3, Endpoints::list([nobody(), nobody(), Endpoint::at("a"), Endpoint::at("b")]));
+    assert_eq!(chosen(&sim), ["a", "b"]);
     let crowd = || vec![nobody(), Endpoint::at("a"), Endpoint::at("a"), Endpoint::at("b"), Endpoint::at("c")];
-    world.endpoints(Endpoints::list(crowd()));
-    assert_eq!(chosen(&world), ["a", "b", "c"]);
-    world.endpoints(Endpoints::list(crowd().into_iter().chain([drained("d"), Endpoint::at("e"), nobody()])));
-    assert_eq!(chosen(&world).len(), 3);
-    assert!(!chosen(&world).contains(&"d".to_owned()));
-    assert_eq!(world.describe().details["of"], 4);
-    assert_eq!(world.describe().details["chosen"], 3);
+    sim.endpoints(Endpoints::list(crowd()));
+    assert_eq!(chosen(&sim), ["a", "b", "c"]);
+    sim.endpoints(Endpoints::list(crowd().into_iter().chain([drained("d"), Endpoint::at("e"), nobody()])));
+    assert_eq!(chosen(&sim).len(), 3);
+    assert!(!chosen(&sim).contains(&"d".to_owned()));
+    assert_eq!(sim.describe().details["of"], 4);
+    assert_eq!(sim.describe().details["chosen"], 3);
 }
 
 /// RS-9
@@ -178,12 +175,12 @@ proptest! {
         let all = names(count);
         let mut less = all.clone();
         less.remove(gone.index(count));
-        let mut world = client(seed, size, list(&all));
-        let before: BTreeSet<String> = chosen(&world).into_iter().collect();
-        world.endpoints(list(&less));
-        let after: BTreeSet<String> = chosen(&world).into_iter().collect();
+        let mut sim = client(seed, size, list(&all));
+        let before: BTreeSet<String> = chosen(&sim).into_iter().collect();
+        sim.endpoints(list(&less));
+        let after: BTreeSet<String> = chosen(&sim).into_iter().collect();
         prop_assert!(before.difference(&after).count() <= 1 && after.difference(&before).count() <= 1);
-        world.endpoints(list(&all));
-        prop_assert_eq!(chosen(&world).into_iter().collect::<BTreeSet<_>>(), before);
+        sim.endpoints(list(&all));
+        prop_assert_eq!(chosen(&sim).into_iter().collect::<BTreeSet<_>>(), before);
     }
 }

@@ -22,13 +22,13 @@ fn entry_of(key: &str) -> u64 {
 }
 
 /// The outcome of a call that hashes to the endpoint with this key.
-fn call(world: &mut CoreSim, key: &str) -> String {
-    world.pick_with(|call| call.with_hash(entry_of(key))).finish_ok()
+fn call(sim: &mut CoreSim, key: &str) -> String {
+    sim.pick_with(|call| call.with_hash(entry_of(key))).finish_ok()
 }
 
-fn call_with_header(world: &mut CoreSim, headers: &[(&'static str, &'static str); 1]) -> Picked {
-    let entropy = world.entropy();
-    world.pick_call(&PickArgs::new("/test.Service/Method", entropy).with_headers(headers))
+fn call_with_header(sim: &mut CoreSim, headers: &[(&'static str, &'static str); 1]) -> Picked {
+    let entropy = sim.entropy();
+    sim.pick_call(&PickArgs::new("/test.Service/Method", entropy).with_headers(headers))
 }
 
 /// RH-1, RH-13
@@ -76,9 +76,9 @@ fn bad_settings_are_named() {
 fn sizes_are_lowered_to_the_cap() {
     let sizes = |registry: Registry, settings: Value| {
         let core = Core::builder(Rng::fixed(1)).build();
-        let mut world = CoreSim::with(core, registry, &config(&settings), endpoints(["a"]));
-        assert_eq!(world.warnings(), [""; 0]);
-        let details = world.describe().details;
+        let mut sim = CoreSim::with(core, registry, &config(&settings), endpoints(["a"]));
+        assert_eq!(sim.warnings(), [""; 0]);
+        let details = sim.describe().details;
         ["minRingSize", "maxRingSize", "ringSize"].map(|name| details[name].as_u64().unwrap())
     };
     let capped = |cap| {
@@ -99,113 +99,113 @@ fn sizes_are_lowered_to_the_cap() {
 /// RH-3, RH-9, RH-10, RH-12
 #[test]
 fn endpoints_are_connected_by_the_calls_that_hash_to_them() {
-    let mut world = ring(["a", "b", "c"]);
-    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Idle, vec![]));
-    world.advance(secs(1000));
-    assert!(world.dialled().is_empty());
+    let mut sim = ring(["a", "b", "c"]);
+    assert_eq!((sim.state(), sim.dialled()), (ConnectivityState::Idle, vec![]));
+    sim.advance(secs(1000));
+    assert!(sim.dialled().is_empty());
 
-    assert_eq!(call(&mut world, "b"), "queue");
-    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Connecting, vec!["b".to_owned()]));
-    assert_eq!(call(&mut world, "b"), "queue");
-    assert!(world.dialled().is_empty());
-    world.ready("b");
-    assert_eq!(world.state(), ConnectivityState::Ready);
-    assert_eq!(call(&mut world, "b"), "b");
+    assert_eq!(call(&mut sim, "b"), "queue");
+    assert_eq!((sim.state(), sim.dialled()), (ConnectivityState::Connecting, vec!["b".to_owned()]));
+    assert_eq!(call(&mut sim, "b"), "queue");
+    assert!(sim.dialled().is_empty());
+    sim.ready("b");
+    assert_eq!(sim.state(), ConnectivityState::Ready);
+    assert_eq!(call(&mut sim, "b"), "b");
 
     // Another hash waits for its own endpoint although one is ready.
-    assert_eq!(call(&mut world, "c"), "queue");
-    assert_eq!(world.dialled(), ["c"]);
-    world.ready("c");
-    assert_eq!((call(&mut world, "c"), call(&mut world, "b")), ("c".to_owned(), "b".to_owned()));
+    assert_eq!(call(&mut sim, "c"), "queue");
+    assert_eq!(sim.dialled(), ["c"]);
+    sim.ready("c");
+    assert_eq!((call(&mut sim, "c"), call(&mut sim, "b")), ("c".to_owned(), "b".to_owned()));
 
     // A connection that is lost waits for a call again, alone or with the others.
-    world.lose("b");
-    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Ready, vec![]));
-    assert_eq!(call(&mut world, "b"), "queue");
-    assert_eq!(world.dialled(), ["b"]);
-    world.ready("b");
-    world.lose("b");
-    world.lose("c");
-    world.advance(secs(1000));
-    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Idle, vec![]));
-    assert_eq!(call(&mut world, "c"), "queue");
-    assert_eq!(world.dialled(), ["c"]);
+    sim.lose("b");
+    assert_eq!((sim.state(), sim.dialled()), (ConnectivityState::Ready, vec![]));
+    assert_eq!(call(&mut sim, "b"), "queue");
+    assert_eq!(sim.dialled(), ["b"]);
+    sim.ready("b");
+    sim.lose("b");
+    sim.lose("c");
+    sim.advance(secs(1000));
+    assert_eq!((sim.state(), sim.dialled()), (ConnectivityState::Idle, vec![]));
+    assert_eq!(call(&mut sim, "c"), "queue");
+    assert_eq!(sim.dialled(), ["c"]);
 }
 
 /// RH-5: one entry each, at known places; hashes above the last go to the first.
 #[test]
 fn a_hash_goes_to_the_entry_at_or_after_it() {
     let settings = json!({"minRingSize": 1, "maxRingSize": 3});
-    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"])).all_up();
+    let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"])).all_up();
     let mut places: Vec<(u64, &str)> = ["a", "b", "c"].map(|key| (entry_of(key), key)).into();
     places.sort_unstable();
     for (i, (place, key)) in places.iter().enumerate() {
         let next = places[(i + 1) % 3].1;
         for (hash, expected) in [(*place, *key), (place - 1, *key), (place + 1, next)] {
-            world.pick_with(|call| call.with_hash(hash));
-            assert_eq!(world.pick_with(|call| call.with_hash(hash)).outcome(), expected);
+            sim.pick_with(|call| call.with_hash(hash));
+            assert_eq!(sim.pick_with(|call| call.with_hash(hash)).outcome(), expected);
         }
     }
-    assert_eq!(world.pick_with(|call| call.with_hash(0)).outcome(), places[0].1);
-    assert_eq!(world.pick_with(|call| call.with_hash(u64::MAX)).outcome(), places[0].1);
+    assert_eq!(sim.pick_with(|call| call.with_hash(0)).outcome(), places[0].1);
+    assert_eq!(sim.pick_with(|call| call.with_hash(u64::MAX)).outcome(), places[0].1);
 }
 
 /// RH-10, RH-11, LBX-3: each failure brings in one more endpoint, without calls.
 #[test]
 fn failing_it_tries_one_idle_endpoint_after_the_other() {
-    let mut world = ring(["a", "b", "c", "d"]);
-    assert_eq!(call(&mut world, "d"), "queue");
-    assert_eq!(world.dialled(), ["d"]);
-    world.fail("d");
-    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Connecting, vec!["a".to_owned()]));
-    world.fail("a");
-    assert_eq!((world.state(), world.dialled()), (ConnectivityState::TransientFailure, vec!["b".to_owned()]));
+    let mut sim = ring(["a", "b", "c", "d"]);
+    assert_eq!(call(&mut sim, "d"), "queue");
+    assert_eq!(sim.dialled(), ["d"]);
+    sim.fail("d");
+    assert_eq!((sim.state(), sim.dialled()), (ConnectivityState::Connecting, vec!["a".to_owned()]));
+    sim.fail("a");
+    assert_eq!((sim.state(), sim.dialled()), (ConnectivityState::TransientFailure, vec!["b".to_owned()]));
     // Those that failed try again, and count as failed meanwhile; `b` is still on its way.
-    world.advance(secs(3));
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    let mut again = world.dialled();
+    sim.advance(secs(3));
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    let mut again = sim.dialled();
     again.sort_unstable();
     assert_eq!(again, ["a", "d"]);
-    world.ready("b");
-    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Ready, vec![]));
-    assert_eq!(call(&mut world, "b"), "b");
+    sim.ready("b");
+    assert_eq!((sim.state(), sim.dialled()), (ConnectivityState::Ready, vec![]));
+    assert_eq!(call(&mut sim, "b"), "b");
 }
 
 /// RH-10
 #[test]
 fn calls_pass_over_failed_endpoints_and_fail_when_all_have() {
     let settings = json!({"minRingSize": 1, "maxRingSize": 3});
-    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"]));
+    let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"]));
     let mut order = ["a", "b", "c"];
     order.sort_unstable_by_key(|key| entry_of(key));
     let [first, second, third] = order;
 
     // The next on the ring takes the calls of one that failed.
-    world.down(first);
-    world.up(second);
-    world.up(third);
-    call(&mut world, first);
-    call(&mut world, first);
-    assert_eq!(call(&mut world, first), second);
-    world.down(second);
-    call(&mut world, second);
-    call(&mut world, second);
-    assert_eq!((call(&mut world, first), call(&mut world, second)), (third.to_owned(), third.to_owned()));
+    sim.down(first);
+    sim.up(second);
+    sim.up(third);
+    call(&mut sim, first);
+    call(&mut sim, first);
+    assert_eq!(call(&mut sim, first), second);
+    sim.down(second);
+    call(&mut sim, second);
+    call(&mut sim, second);
+    assert_eq!((call(&mut sim, first), call(&mut sim, second)), (third.to_owned(), third.to_owned()));
 
     for key in order {
-        world.down(key);
-        call(&mut world, key);
+        sim.down(key);
+        call(&mut sim, key);
     }
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
     for key in [third, first, second] {
-        let failed = world.pick_with(|call| call.with_hash(entry_of(key)));
+        let failed = sim.pick_with(|call| call.with_hash(entry_of(key)));
         let message = failed.status().unwrap().message().to_owned();
         assert_eq!(message, format!("{key}: {key} refused"));
     }
-    let waiting = world.pick_with(|call| call.with_hash(7).wait_for_ready());
+    let waiting = sim.pick_with(|call| call.with_hash(7).wait_for_ready());
     assert_eq!(waiting.outcome(), "queue");
-    world.note("node n1");
-    let failed = world.pick_with(|call| call.with_hash(entry_of(first)));
+    sim.note("node n1");
+    let failed = sim.pick_with(|call| call.with_hash(entry_of(first)));
     assert_eq!(failed.status().unwrap().message(), format!("{first}: {first} refused (node n1)"));
 }
 
@@ -213,14 +213,14 @@ fn calls_pass_over_failed_endpoints_and_fail_when_all_have() {
 #[test]
 fn a_large_ring_that_failed_answers_at_once() {
     let settings = json!({"minRingSize": 4096});
-    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"]));
+    let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"]));
     for key in ["a", "b", "c"] {
-        world.down(key);
+        sim.down(key);
     }
-    assert_eq!(call(&mut world, "a"), "queue");
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    assert_eq!(world.dialled(), ["a", "b", "c"]);
-    let picker = world.picker();
+    assert_eq!(call(&mut sim, "a"), "queue");
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    assert_eq!(sim.dialled(), ["a", "b", "c"]);
+    let picker = sim.picker();
     for hash in 0..100_000 {
         let hash = hash::of_bytes(&u64::to_le_bytes(hash));
         assert!(matches!(picker.pick(&PickArgs::new("/a/b", 1).with_hash(hash)), PickResult::Fail(_)));
@@ -230,28 +230,28 @@ fn a_large_ring_that_failed_answers_at_once() {
 /// RH-11: the endpoint that was on its way is removed; another takes its place.
 #[test]
 fn an_update_that_removes_the_one_on_its_way_starts_another() {
-    let mut world = ring(["a", "b", "c"]);
-    call(&mut world, "a");
-    world.fail("a");
-    assert_eq!(world.dialled(), ["a", "b"]);
-    world.endpoints(endpoints(["a", "c"]));
-    assert_eq!((world.dialled(), world.closed()), (vec!["c".to_owned()], vec!["b".to_owned()]));
+    let mut sim = ring(["a", "b", "c"]);
+    call(&mut sim, "a");
+    sim.fail("a");
+    assert_eq!(sim.dialled(), ["a", "b"]);
+    sim.endpoints(endpoints(["a", "c"]));
+    assert_eq!((sim.dialled(), sim.closed()), (vec!["c".to_owned()], vec!["b".to_owned()]));
 }
 
 /// RH-9: a lone endpoint that failed is a failure; that an application asks to connect starts one endpoint, not all.
 #[test]
 fn one_endpoint_is_connected_when_the_application_asks() {
-    let mut world = ring(["a", "b", "c"]);
-    world.handle(LbEvent::ExitIdle);
-    assert_eq!(world.dialled(), ["a"]);
-    world.ready("a");
-    world.handle(LbEvent::ExitIdle);
-    assert!(world.dialled().is_empty());
+    let mut sim = ring(["a", "b", "c"]);
+    sim.handle(LbEvent::ExitIdle);
+    assert_eq!(sim.dialled(), ["a"]);
+    sim.ready("a");
+    sim.handle(LbEvent::ExitIdle);
+    assert!(sim.dialled().is_empty());
 
-    let mut world = ring(["a"]);
-    world.handle(LbEvent::ExitIdle);
-    world.fail("a");
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
+    let mut sim = ring(["a"]);
+    sim.handle(LbEvent::ExitIdle);
+    sim.fail("a");
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
 }
 
 /// An application may ask before anything is known: it counts once there are endpoints, and only then.
@@ -261,28 +261,28 @@ fn asking_to_connect_before_there_is_a_config_is_not_forgotten() {
     core.handle(LbEvent::ExitIdle, Instant::ORIGIN);
     core.reconcile(Instant::ORIGIN);
     let settings = config(&json!({}));
-    let mut world = CoreSim::with(core, Registry::standard(), &settings, endpoints(["a", "b", "c"]));
-    assert_eq!(world.dialled(), ["a"]);
-    world.ready("a");
-    world.lose("a");
-    assert!(world.dialled().is_empty(), "asked once");
+    let mut sim = CoreSim::with(core, Registry::standard(), &settings, endpoints(["a", "b", "c"]));
+    assert_eq!(sim.dialled(), ["a"]);
+    sim.ready("a");
+    sim.lose("a");
+    assert!(sim.dialled().is_empty(), "asked once");
 }
 
 /// RH-13
 #[test]
 fn the_request_header_is_hashed() {
     let settings = json!({"requestHashHeader": "X-User"});
-    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"])).all_up();
+    let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"])).all_up();
     for key in ["a_0", "b_0", "c_0"] {
-        call_with_header(&mut world, &[("x-user", key)]);
+        call_with_header(&mut sim, &[("x-user", key)]);
     }
-    assert_eq!(call_with_header(&mut world, &[("x-user", "a_0")]).outcome(), "a");
-    assert_eq!(call_with_header(&mut world, &[("x-user", "b_0")]).outcome(), "b");
+    assert_eq!(call_with_header(&mut sim, &[("x-user", "a_0")]).outcome(), "a");
+    assert_eq!(call_with_header(&mut sim, &[("x-user", "b_0")]).outcome(), "b");
     // Several values are joined by commas; the route's hash does not count.
-    world.endpoints(Endpoints::list([Endpoint::at("a").with_metadata(HASH_KEY, "x,y"), Endpoint::at("b")]));
+    sim.endpoints(Endpoints::list([Endpoint::at("a").with_metadata(HASH_KEY, "x,y"), Endpoint::at("b")]));
     let headers = [("x-user", "x"), ("x-user", "y_0")];
     let call = PickArgs::new("/a/b", 1).with_headers(&headers).with_hash(entry_of("b"));
-    assert_eq!(world.pick_call(&call).outcome(), "a");
+    assert_eq!(sim.pick_call(&call).outcome(), "a");
 }
 
 /// RH-13: without the header any ready endpoint will do; at most one idle one is woken on the way, and only if none is
@@ -290,35 +290,35 @@ fn the_request_header_is_hashed() {
 #[test]
 fn without_the_header_calls_spread_and_wake_one_endpoint_at_a_time() {
     let settings = json!({"request_hash_header": "x-user"});
-    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
-    assert_eq!(world.picks(1), ["queue"]);
-    let first = world.dialled();
+    let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
+    assert_eq!(sim.picks(1), ["queue"]);
+    let first = sim.dialled();
     assert_eq!(first.len(), 1);
     // One is connecting: nobody else is woken, whatever the calls draw.
-    assert_eq!(world.shares(50).into_iter().collect::<Vec<_>>(), [("queue".to_owned(), 50)]);
-    assert!(world.dialled().is_empty());
+    assert_eq!(sim.shares(50).into_iter().collect::<Vec<_>>(), [("queue".to_owned(), 50)]);
+    assert!(sim.dialled().is_empty());
 
     // From now on nobody waits: calls go to those that are ready, and wake the others one by one.
-    world.ready(&first[0]);
+    sim.ready(&first[0]);
     let mut ready = first;
     for _ in 0..3 {
-        let woken = |world: &mut CoreSim| {
-            assert!(ready.contains(&world.pick().finish_ok()));
-            Some(world.dialled()).filter(|dialled| !dialled.is_empty())
+        let woken = |sim: &mut CoreSim| {
+            assert!(ready.contains(&sim.pick().finish_ok()));
+            Some(sim.dialled()).filter(|dialled| !dialled.is_empty())
         };
-        let [next] = (0..1000).find_map(|_| woken(&mut world)).unwrap().try_into().unwrap();
-        assert!(world.picks(50).iter().all(|outcome| ready.contains(outcome)));
-        assert!(world.dialled().is_empty());
-        world.ready(&next);
+        let [next] = (0..1000).find_map(|_| woken(&mut sim)).unwrap().try_into().unwrap();
+        assert!(sim.picks(50).iter().all(|outcome| ready.contains(outcome)));
+        assert!(sim.dialled().is_empty());
+        sim.ready(&next);
         ready.push(next);
     }
     ready.sort_unstable();
     assert_eq!(ready, ["a", "b", "c", "d"]);
-    let shares = world.shares(4000);
+    let shares = sim.shares(4000);
     assert!(shares.values().all(|n| (700..1300).contains(n)), "{shares:?}");
     // An empty value is no value.
     let spread: std::collections::BTreeSet<_> =
-        (0..50).map(|_| call_with_header(&mut world, &[("x-user", "")]).finish_ok()).collect();
+        (0..50).map(|_| call_with_header(&mut sim, &[("x-user", "")]).finish_ok()).collect();
     assert_eq!(spread.len(), 4);
 }
 
@@ -326,21 +326,21 @@ fn without_the_header_calls_spread_and_wake_one_endpoint_at_a_time() {
 #[test]
 fn without_the_header_calls_fail_when_all_have() {
     let settings = json!({"requestHashHeader": "x-user"});
-    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b"]));
-    world.down("a");
-    world.down("b");
-    assert_eq!(world.picks(2), ["queue", "fail"]);
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
+    let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b"]));
+    sim.down("a");
+    sim.down("b");
+    assert_eq!(sim.picks(2), ["queue", "fail"]);
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
 }
 
 /// RH-14
 #[test]
 fn without_a_hash_and_without_a_header_calls_fail() {
-    let mut world = ring(["a"]).all_up();
-    let failed = world.pick();
+    let mut sim = ring(["a"]).all_up();
+    let failed = sim.pick();
     assert_eq!(failed.status().unwrap().code(), Code::Internal);
     assert!(failed.status().unwrap().message().contains("requestHashHeader"));
-    assert!(world.dialled().is_empty());
+    assert!(sim.dialled().is_empty());
 }
 
 /// RH-15, RH-3: an endpoint is where its key says, and moves with it; its connection stays.
@@ -353,14 +353,14 @@ fn the_hash_key_places_an_endpoint() {
             Endpoint::at("c"),
         ])
     };
-    let mut world = CoreSim::new(&config(&json!({})), keyed(json!("pod-0"))).all_up();
+    let mut sim = CoreSim::new(&config(&json!({})), keyed(json!("pod-0"))).all_up();
     let mut placed = |key: Value, expected: &[(&str, &str)]| {
-        world.endpoints(keyed(key));
+        sim.endpoints(keyed(key));
         for (key, address) in expected {
-            call(&mut world, key);
-            assert_eq!(call(&mut world, key), *address, "{key}");
+            call(&mut sim, key);
+            assert_eq!(call(&mut sim, key), *address, "{key}");
         }
-        assert!(world.closed().is_empty());
+        assert!(sim.closed().is_empty());
     };
     placed(json!("pod-0"), &[("pod-0", "a"), ("b", "b"), ("c", "c")]);
     placed(json!("pod-1"), &[("pod-1", "a"), ("b", "b")]);
@@ -378,19 +378,19 @@ fn removing_an_endpoint_moves_only_its_calls() {
         let kept = names.iter().enumerate().filter(|(i, _)| Some(*i) != skip);
         Endpoints::list(kept.map(|(_, name)| Endpoint::at(name.as_str())).collect::<Vec<_>>())
     };
-    let mut world = CoreSim::new(&config(&json!({"minRingSize": 10})), list(None)).all_up();
-    let where_all_go = |world: &mut CoreSim| -> Vec<String> {
+    let mut sim = CoreSim::new(&config(&json!({"minRingSize": 10})), list(None)).all_up();
+    let where_all_go = |sim: &mut CoreSim| -> Vec<String> {
         let hashes = (0..500u64).map(|i| hash::of_bytes(&i.to_le_bytes()));
         hashes
             .map(|hash| {
-                world.pick_with(|call| call.with_hash(hash));
-                world.pick_with(|call| call.with_hash(hash)).finish_ok()
+                sim.pick_with(|call| call.with_hash(hash));
+                sim.pick_with(|call| call.with_hash(hash)).finish_ok()
             })
             .collect()
     };
-    let before = where_all_go(&mut world);
-    world.endpoints(list(Some(7)));
-    let after = where_all_go(&mut world);
+    let before = where_all_go(&mut sim);
+    sim.endpoints(list(Some(7)));
+    let after = where_all_go(&mut sim);
     assert!(before.contains(&"e7".to_owned()) && !after.contains(&"e7".to_owned()));
     for (before, after) in before.iter().zip(&after) {
         assert!(before == after || before == "e7", "{before} {after}");
@@ -401,14 +401,14 @@ fn removing_an_endpoint_moves_only_its_calls() {
 #[test]
 fn the_ring_shows_weights_and_picks() {
     let settings = json!({"minRingSize": 6});
-    let mut world = CoreSim::new(&config(&settings), weighted([("a", 3), ("b", 3), ("c", 4), ("a", 100)]));
-    world.published();
-    call(&mut world, "a");
-    assert_eq!(world.published(), 1);
-    world.ready("a");
-    assert_eq!(world.published(), 1);
-    call(&mut world, "a");
-    let description = world.describe();
+    let mut sim = CoreSim::new(&config(&settings), weighted([("a", 3), ("b", 3), ("c", 4), ("a", 100)]));
+    sim.published();
+    call(&mut sim, "a");
+    assert_eq!(sim.published(), 1);
+    sim.ready("a");
+    assert_eq!(sim.published(), 1);
+    call(&mut sim, "a");
+    let description = sim.describe();
     assert_eq!(description.details["ringSize"], 7);
     let rows: Vec<_> =
         description.endpoints.iter().map(|row| (row.addresses[0].as_str(), row.picks)).collect();
@@ -426,66 +426,65 @@ fn the_ring_shows_weights_and_picks() {
 #[test]
 fn endpoints_that_no_call_can_reach_are_warned_of() {
     let settings = json!({"minRingSize": 1, "maxRingSize": 2});
-    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
+    let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
     assert_eq!(
-        world.warnings(),
+        sim.warnings(),
         [
             "2 of 4 endpoints have no entry on a ring of 2 and get no calls: raise maxRingSize or the local cap of 4096"
         ]
     );
     for key in ["a", "b", "c", "d"] {
-        world.down(key);
+        sim.down(key);
     }
-    call(&mut world, "a");
-    assert_eq!((world.state(), world.dialled().len()), (ConnectivityState::TransientFailure, 2));
-    let unused: Vec<_> = world.describe().endpoints.into_iter().filter_map(|row| row.unused).collect();
+    call(&mut sim, "a");
+    assert_eq!((sim.state(), sim.dialled().len()), (ConnectivityState::TransientFailure, 2));
+    let unused: Vec<_> = sim.describe().endpoints.into_iter().filter_map(|row| row.unused).collect();
     assert_eq!(unused.iter().filter(|why| *why == "it has no entry on the ring").count(), 2);
 
     let twins = ["a", "b"].map(|address| Endpoint::at(address).with_metadata(HASH_KEY, "pod"));
-    let mut world = CoreSim::new(&config(&json!({})), Endpoints::list(twins)).all_up();
+    let mut sim = CoreSim::new(&config(&json!({})), Endpoints::list(twins)).all_up();
     assert_eq!(
-        world.warnings(),
+        sim.warnings(),
         ["several endpoints have the hash key \"pod\": the first gets all their calls"]
     );
-    call(&mut world, "pod");
-    assert_eq!(call(&mut world, "pod"), "a");
+    call(&mut sim, "pod");
+    assert_eq!(call(&mut sim, "pod"), "a");
 }
 
 /// RH-9
 #[test]
 fn without_endpoints_calls_fail() {
-    let mut world = ring([]);
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    let message = |world: &mut CoreSim| {
-        world.pick_with(|call| call.with_hash(7)).status().unwrap().message().to_owned()
-    };
-    assert_eq!(message(&mut world), "no endpoints");
-    world.note("node n1");
-    assert_eq!(message(&mut world), "no endpoints (node n1)");
-    world.endpoints(Endpoints::list([Endpoint::new([""; 0]), Endpoint::at("a")]));
-    assert_eq!(world.state(), ConnectivityState::Idle);
-    world.endpoints(endpoints([]));
-    assert_eq!(call(&mut world, "a"), "fail");
+    let mut sim = ring([]);
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    let message =
+        |sim: &mut CoreSim| sim.pick_with(|call| call.with_hash(7)).status().unwrap().message().to_owned();
+    assert_eq!(message(&mut sim), "no endpoints");
+    sim.note("node n1");
+    assert_eq!(message(&mut sim), "no endpoints (node n1)");
+    sim.endpoints(Endpoints::list([Endpoint::new([""; 0]), Endpoint::at("a")]));
+    assert_eq!(sim.state(), ConnectivityState::Idle);
+    sim.endpoints(endpoints([]));
+    assert_eq!(call(&mut sim, "a"), "fail");
 }
 
 /// RH-12, LBX-6: an endpoint with several addresses is one place on the ring, that of its first address.
 #[test]
 fn an_endpoint_with_several_addresses_is_one_place() {
     let list = |first, second| Endpoints::list([Endpoint::new([first, second]), Endpoint::at("b")]);
-    let mut world = CoreSim::new(&config(&json!({})), list("a", "a2"));
-    call(&mut world, "a");
-    world.fail("a");
-    assert_eq!(world.dialled(), ["a", "a2"]);
-    world.ready("a2");
-    assert_eq!(call(&mut world, "a"), "a2");
+    let mut sim = CoreSim::new(&config(&json!({})), list("a", "a2"));
+    call(&mut sim, "a");
+    sim.fail("a");
+    assert_eq!(sim.dialled(), ["a", "a2"]);
+    sim.ready("a2");
+    assert_eq!(call(&mut sim, "a"), "a2");
     // In another order it is the same endpoint, elsewhere on the ring.
-    world.endpoints(list("a2", "a"));
-    assert_eq!(call(&mut world, "a2"), "a2");
-    assert_eq!(world.closed(), ["a"]);
-    assert_eq!(world.subchannel_count(), 2);
+    sim.endpoints(list("a2", "a"));
+    assert_eq!(call(&mut sim, "a2"), "a2");
+    assert_eq!(sim.closed(), ["a"]);
+    assert_eq!(sim.subchannel_count(), 2);
     // With fewer addresses it is another endpoint, whose picks count from 0.
-    world.endpoints(endpoints(["a2", "b"]));
-    assert_eq!((call(&mut world, "a2"), world.describe().picks()), ("a2".to_owned(), 1));
+    sim.endpoints(endpoints(["a2", "b"]));
+    assert_eq!((call(&mut sim, "a2"), sim.describe().picks()), ("a2".to_owned(), 1));
 }
 
 /// RH-2

@@ -87,19 +87,19 @@ fn service_configs_name_a_policy_in_two_ways() {
 /// LBX-3, LBX-4: any READY wins, then CONNECTING; what failed counts as failed until it is ready.
 #[test]
 fn states_are_summed_up() {
-    let mut world = CoreSim::new(&round_robin(), endpoints(["a", "b"]));
-    assert_eq!(world.state(), ConnectivityState::Connecting);
-    world.fail("a");
-    assert_eq!(world.state(), ConnectivityState::Connecting);
-    world.fail("b");
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    world.advance(secs(2));
-    assert_eq!(world.state_of("a"), Some(ConnectivityState::Connecting));
-    assert_eq!(world.state(), ConnectivityState::TransientFailure);
-    world.ready("b");
-    assert_eq!(world.state(), ConnectivityState::Ready);
-    world.lose("b");
-    assert_eq!(world.state(), ConnectivityState::Connecting, "b was ready: it may connect again");
+    let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b"]));
+    assert_eq!(sim.state(), ConnectivityState::Connecting);
+    sim.fail("a");
+    assert_eq!(sim.state(), ConnectivityState::Connecting);
+    sim.fail("b");
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    sim.advance(secs(2));
+    assert_eq!(sim.state_of("a"), Some(ConnectivityState::Connecting));
+    assert_eq!(sim.state(), ConnectivityState::TransientFailure);
+    sim.ready("b");
+    assert_eq!(sim.state(), ConnectivityState::Ready);
+    sim.lose("b");
+    assert_eq!(sim.state(), ConnectivityState::Connecting, "b was ready: it may connect again");
 }
 
 /// LBX-5: what is idle is connected at once.
@@ -108,10 +108,10 @@ fn idle_endpoints_are_connected_at_once() {
     for policy in
         ["round_robin", "weighted_round_robin", "edf_weighted_round_robin", "least_request_experimental"]
     {
-        let mut world = CoreSim::new(&json!([{policy: {}}]), endpoints(["a", "b"])).all_up();
-        assert_eq!(world.dialled(), ["a", "b"], "{policy}");
-        world.lose("b");
-        assert_eq!(world.dialled(), ["b"], "{policy}");
+        let mut sim = CoreSim::new(&json!([{policy: {}}]), endpoints(["a", "b"])).all_up();
+        assert_eq!(sim.dialled(), ["a", "b"], "{policy}");
+        sim.lose("b");
+        assert_eq!(sim.dialled(), ["b"], "{policy}");
     }
 }
 
@@ -119,13 +119,13 @@ fn idle_endpoints_are_connected_at_once() {
 #[test]
 fn an_endpoint_is_its_set_of_addresses() {
     let list = |addresses: [&str; 2]| Endpoints::list([Endpoint::new(addresses).with_weight(1)]);
-    let mut world = CoreSim::new(&round_robin(), list(["a", "b"]));
-    world.ready("a");
-    world.dialled();
-    world.endpoints(list(["b", "a"]));
-    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
-    world.lose("a");
-    assert_eq!(world.dialled(), ["b"]);
+    let mut sim = CoreSim::new(&round_robin(), list(["a", "b"]));
+    sim.ready("a");
+    sim.dialled();
+    sim.endpoints(list(["b", "a"]));
+    assert_eq!((sim.dialled().len(), sim.closed().len()), (0, 0));
+    sim.lose("a");
+    assert_eq!(sim.dialled(), ["b"]);
 }
 
 /// LBX-8: reserved codes become INTERNAL, with the original in the text.
@@ -146,12 +146,12 @@ fn reserved_codes_do_not_reach_calls() {
         Unauthenticated,
     ];
     for (code, drop) in reserved.into_iter().chain(allowed).flat_map(|code| [(code, false), (code, true)]) {
-        let mut world = scripted(Script {
+        let mut sim = scripted(Script {
             answer: move || {
                 if drop { PickResult::Drop(status(code)) } else { PickResult::Fail(status(code)) }
             },
         });
-        let seen = world.pick().status().cloned().expect("it fails");
+        let seen = sim.pick().status().cloned().expect("it fails");
         if reserved.contains(&code) {
             assert_eq!(seen.code(), Internal);
             assert!(
@@ -168,13 +168,13 @@ fn reserved_codes_do_not_reach_calls() {
 #[test]
 fn failures_carry_the_resolution_note() {
     for policy in ["pick_first", "round_robin"] {
-        let mut world = CoreSim::new(&json!([{policy: {}}]), endpoints(["a"]));
-        world.fail("a");
-        world.note("xDS node id: n1");
-        let message = world.pick().status().map(|status| status.message().to_owned()).unwrap_or_default();
+        let mut sim = CoreSim::new(&json!([{policy: {}}]), endpoints(["a"]));
+        sim.fail("a");
+        sim.note("xDS node id: n1");
+        let message = sim.pick().status().map(|status| status.message().to_owned()).unwrap_or_default();
         assert!(message.contains("a refused") && message.ends_with("(xDS node id: n1)"), "{message}");
-        world.note("cluster c: stale");
-        let message = world.pick().status().map(|status| status.message().to_owned()).unwrap_or_default();
+        sim.note("cluster c: stale");
+        let message = sim.pick().status().map(|status| status.message().to_owned()).unwrap_or_default();
         assert!(message.ends_with("(cluster c: stale)"), "{message}");
     }
 }
@@ -192,18 +192,18 @@ fn waiting_calls_queue_where_others_fail_but_drops_hit_all() {
 /// LBX-11: however many children change, one picker is published.
 #[test]
 fn one_update_publishes_one_picker() {
-    let mut world = CoreSim::new(&round_robin(), endpoints(["a", "b", "c"])).all_up();
-    world.published();
-    world.endpoints(endpoints(["b", "c", "d", "e"]));
-    assert_eq!(world.published(), 2, "one without a, one with d and e, which answered after the first pass");
-    world.endpoints(endpoints(["b", "c", "d", "e"]));
-    assert_eq!(world.published(), 0, "nothing changed for those who pick");
+    let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b", "c"])).all_up();
+    sim.published();
+    sim.endpoints(endpoints(["b", "c", "d", "e"]));
+    assert_eq!(sim.published(), 2, "one without a, one with d and e, which answered after the first pass");
+    sim.endpoints(endpoints(["b", "c", "d", "e"]));
+    assert_eq!(sim.published(), 0, "nothing changed for those who pick");
 }
 
 /// LBX-12: the old policy serves until the new one leaves CONNECTING.
 #[test]
 fn a_change_of_policy_is_graceful() {
-    let mut world = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["a"])).all_up();
+    let mut sim = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["a"])).all_up();
     let mut other = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["a"]));
     other.ready("a");
     other.update(&round_robin(), endpoints(["b", "c"]));
@@ -212,25 +212,25 @@ fn a_change_of_policy_is_graceful() {
     other.ready("c");
     assert_eq!(other.picks(2), ["c", "c"]);
     assert_eq!(other.closed(), ["a"]);
-    world.dialled();
-    world.config(&round_robin());
-    assert_eq!(world.picks(1), ["a"]);
-    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0), "the connection is taken over");
+    sim.dialled();
+    sim.config(&round_robin());
+    assert_eq!(sim.picks(1), ["a"]);
+    assert_eq!((sim.dialled().len(), sim.closed().len()), (0, 0), "the connection is taken over");
 }
 
 /// LBX-12: or until the old one leaves READY; a second change replaces the one that waits.
 #[test]
 fn a_lost_connection_ends_the_wait_for_the_new_policy() {
-    let mut world = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["a"]));
-    world.ready("a");
-    world.update(&round_robin(), endpoints(["b"]));
-    world.update(&json!([{"edf_weighted_round_robin": {}}]), endpoints(["c"]));
-    assert_eq!(world.closed(), ["b"]);
-    world.lose("a");
-    assert_eq!(world.state(), ConnectivityState::Connecting);
-    assert_eq!(world.describe().policy, "edf_weighted_round_robin");
-    world.ready("c");
-    assert_eq!(world.picks(1), ["c"]);
+    let mut sim = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["a"]));
+    sim.ready("a");
+    sim.update(&round_robin(), endpoints(["b"]));
+    sim.update(&json!([{"edf_weighted_round_robin": {}}]), endpoints(["c"]));
+    assert_eq!(sim.closed(), ["b"]);
+    sim.lose("a");
+    assert_eq!(sim.state(), ConnectivityState::Connecting);
+    assert_eq!(sim.describe().policy, "edf_weighted_round_robin");
+    sim.ready("c");
+    assert_eq!(sim.picks(1), ["c"]);
 }
 
 /// Trackers are told once: when the call ends, when it is dropped, when the pick was not used.
@@ -457,11 +457,11 @@ fn what_went_is_closed_in_parts() {
 fn connections_that_are_there_are_taken_over_at_once() {
     let names: Vec<String> = (0..1_000).map(|i| format!("e{i}")).collect();
     let list = Endpoints::distinct(names.iter().map(|name| Endpoint::at(&**name)));
-    let mut world = CoreSim::new(&json!([{"round_robin": {}}]), list).all_up();
-    assert_eq!(world.dialled().len(), names.len());
-    world.config(&json!([{"least_request_experimental": {}}]));
-    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
-    assert_eq!(world.state(), ConnectivityState::Ready);
+    let mut sim = CoreSim::new(&json!([{"round_robin": {}}]), list).all_up();
+    assert_eq!(sim.dialled().len(), names.len());
+    sim.config(&json!([{"least_request_experimental": {}}]));
+    assert_eq!((sim.dialled().len(), sim.closed().len()), (0, 0));
+    assert_eq!(sim.state(), ConnectivityState::Ready);
 }
 
 /// Wraps a policy and counts its own runs.

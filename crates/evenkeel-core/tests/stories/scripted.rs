@@ -72,7 +72,7 @@ pub(crate) fn registry() -> Registry {
 }
 
 /// A world with this one among its policies.
-pub(crate) fn world(config: &Value, endpoints: Endpoints) -> CoreSim {
+pub(crate) fn sim(config: &Value, endpoints: Endpoints) -> CoreSim {
     let core = evenkeel_core::Core::builder(evenkeel_core::Rng::fixed(1)).build();
     CoreSim::with(core, registry(), config, endpoints)
 }

@@ -20,8 +20,8 @@ fn pickers_are_swapped_under_64_threads() {
     let policy = json!([{"xds_cluster_impl_experimental": {
         "cluster": "c", "maxConcurrentRequests": 1_000_000, "childPolicy": [{"weighted_round_robin": {"blackoutPeriod": "0s"}}],
     }}]);
-    let mut world = CoreSim::new(&policy, weighted([("a", 1), ("b", 2), ("c", 3), ("d", 4)])).all_up();
-    let current = RwLock::new(world.picker());
+    let mut sim = CoreSim::new(&policy, weighted([("a", 1), ("b", 2), ("c", 3), ("d", 4)])).all_up();
+    let current = RwLock::new(sim.picker());
     let (stop, picks) = (AtomicBool::new(false), AtomicU64::new(0));
     let load = LoadReport { cpu_utilization: 0.5, requests_per_second: 10.0, ..LoadReport::default() };
     std::thread::scope(|scope| {
@@ -55,14 +55,14 @@ fn pickers_are_swapped_under_64_threads() {
         let mut swaps = 0;
         while swaps < SWAPS || picks.load(Ordering::Relaxed) < PICKS {
             swaps += 1;
-            world.endpoints(weighted([("a", 1 + swaps % 7), ("b", 2), ("c", 3), ("d", 4)]));
+            sim.endpoints(weighted([("a", 1 + swaps % 7), ("b", 2), ("c", 3), ("d", 4)]));
             // The other threads still pick from the order before. An unused order would be dormant, and wake between two passes.
-            assert!(matches!(world.picker().pick(&PickArgs::new("/a/b", 0)), PickResult::Complete(..)));
-            world.advance(secs(1));
-            *current.write().expect("no thread panics") = world.picker();
+            assert!(matches!(sim.picker().pick(&PickArgs::new("/a/b", 0)), PickResult::Complete(..)));
+            sim.advance(secs(1));
+            *current.write().expect("no thread panics") = sim.picker();
             std::thread::yield_now();
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert_eq!(world.describe().details["inFlight"], 0);
+    assert_eq!(sim.describe().details["inFlight"], 0);
 }

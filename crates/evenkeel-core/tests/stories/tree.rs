@@ -39,8 +39,8 @@ fn endpoints() -> Endpoints {
     Endpoints::groups([("cluster:orders", Endpoints::groups([("p0", p0), ("p1", p1)]))])
 }
 
-fn pick(world: &mut CoreSim) -> String {
-    world.pick_with(|call| call.with_cluster("cluster:orders")).finish_ok()
+fn pick(sim: &mut CoreSim) -> String {
+    sim.pick_with(|call| call.with_cluster("cluster:orders")).finish_ok()
 }
 
 /// The names of the policies from the root down, first child first.
@@ -52,24 +52,24 @@ fn names(description: &Description) -> Vec<String> {
 /// EDF-9: localities share by their weight, endpoints share inside their locality, in exact EDF order.
 #[test]
 fn shares_are_split_level_by_level() {
-    let mut world = CoreSim::new(&config(), endpoints()).all_up();
-    let picks: Vec<String> = (0..8_000).map(|_| pick(&mut world)).collect();
+    let mut sim = CoreSim::new(&config(), endpoints()).all_up();
+    let picks: Vec<String> = (0..8_000).map(|_| pick(&mut sim)).collect();
     let count = |address: &str| picks.iter().filter(|pick| *pick == address).count();
     // 8,000 draws between localities 3:1: the standard deviation is 39.
     assert!((1_840..=2_160).contains(&count("c")), "{}", count("c"));
     let in_x: String = picks.iter().filter(|pick| *pick != "c").map(String::as_str).collect();
     assert!(in_x.starts_with("babbabbabbabba"), "{}", &in_x[..20]);
     assert_eq!(in_x.replace("bab", "").len(), in_x.len() % 3);
-    assert!(world.closed().is_empty() && world.state_of("d").is_none(), "the second priority is not touched");
+    assert!(sim.closed().is_empty() && sim.state_of("d").is_none(), "the second priority is not touched");
 }
 
 #[test]
 fn the_tree_shows_itself() {
-    let mut world = CoreSim::new(&config(), endpoints()).all_up();
+    let mut sim = CoreSim::new(&config(), endpoints()).all_up();
     for _ in 0..400 {
-        pick(&mut world);
+        pick(&mut sim);
     }
-    let tree = world.describe();
+    let tree = sim.describe();
     assert_eq!(
         names(&tree),
         [
@@ -90,31 +90,31 @@ fn the_tree_shows_itself() {
 /// PR-11, OD-11: a priority that dies hands over; one that returns takes back; an endpoint that errs is set aside.
 #[test]
 fn failover_and_ejection_work_together() {
-    let mut world = CoreSim::new(&config(), endpoints()).all_up();
+    let mut sim = CoreSim::new(&config(), endpoints()).all_up();
     for address in ["a", "b", "c"] {
-        world.down(address);
+        sim.down(address);
     }
-    assert_eq!(pick(&mut world), "d");
+    assert_eq!(pick(&mut sim), "d");
     for address in ["a", "b", "c"] {
-        world.up(address);
+        sim.up(address);
     }
-    world.advance(secs(3));
-    assert_ne!(pick(&mut world), "d");
+    sim.advance(secs(3));
+    assert_ne!(pick(&mut sim), "d");
     for _ in 0..200 {
-        let picked = world.pick_with(|call| call.with_cluster("cluster:orders"));
+        let picked = sim.pick_with(|call| call.with_cluster("cluster:orders"));
         let code = if picked.outcome() == "c" { Code::Internal } else { Code::Ok };
         picked.finish(code, None);
     }
-    world.advance(secs(1));
-    assert!((0..200).all(|_| pick(&mut world) != "c"));
-    assert_eq!(world.state_of("c"), Some(ConnectivityState::Ready), "its connection is kept");
+    sim.advance(secs(1));
+    assert!((0..200).all(|_| pick(&mut sim) != "c"));
+    assert_eq!(sim.state_of("c"), Some(ConnectivityState::Ready), "its connection is kept");
 }
 
 /// Re-resolution requests from below a priority that ignores them stay there.
 #[test]
 fn reresolution_is_swallowed_where_configured() {
-    let mut world = CoreSim::new(&config(), endpoints()).all_up();
-    world.reresolutions();
-    world.down("a");
-    assert_eq!(world.reresolutions(), 0);
+    let mut sim = CoreSim::new(&config(), endpoints()).all_up();
+    sim.reresolutions();
+    sim.down("a");
+    assert_eq!(sim.reresolutions(), 0);
 }

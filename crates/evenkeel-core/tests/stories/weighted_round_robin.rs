@@ -25,16 +25,16 @@ fn load(weight: f64) -> LoadReport {
 
 /// A world in which every endpoint answers and has reported this weight, if any, with a call just now.
 fn reported<const N: usize>(config: &Value, weights: [(&str, f64); N]) -> CoreSim {
-    let mut world = CoreSim::new(config, endpoints(weights.map(|(address, _)| address))).all_up();
-    report(&mut world, weights.map(|(address, weight)| (address, load(weight))));
-    world
+    let mut sim = CoreSim::new(config, endpoints(weights.map(|(address, _)| address))).all_up();
+    report(&mut sim, weights.map(|(address, weight)| (address, load(weight))));
+    sim
 }
 
 /// Calls until every address has answered one with its report.
-fn report<const N: usize>(world: &mut CoreSim, loads: [(&str, LoadReport); N]) {
+fn report<const N: usize>(sim: &mut CoreSim, loads: [(&str, LoadReport); N]) {
     let mut open = BTreeMap::from(loads.map(|(address, load)| (address.to_owned(), load)));
     for _ in 0..10_000 {
-        let picked = world.pick();
+        let picked = sim.pick();
         let load = open.remove(&picked.outcome());
         picked.finish(Code::Ok, load.as_ref());
         if open.is_empty() {
@@ -45,18 +45,18 @@ fn report<const N: usize>(world: &mut CoreSim, loads: [(&str, LoadReport); N]) {
 }
 
 /// The weight in force, if there is a usable one.
-fn weight(world: &CoreSim, address: &str) -> Option<f64> {
-    let rows = world.describe().endpoints;
+fn weight(sim: &CoreSim, address: &str) -> Option<f64> {
+    let rows = sim.describe().endpoints;
     let row = rows.iter().find(|row| row.addresses == [address])?;
     row.weight.filter(|weight| *weight > 0.0)
 }
 
-fn count(world: &CoreSim, detail: &str) -> u64 {
-    world.describe().details[detail].as_u64().expect("a count")
+fn count(sim: &CoreSim, detail: &str) -> u64 {
+    sim.describe().details[detail].as_u64().expect("a count")
 }
 
-fn shares(world: &mut CoreSim, n: usize) -> Vec<usize> {
-    world.shares(n).into_values().collect()
+fn shares(sim: &mut CoreSim, n: usize) -> Vec<usize> {
+    sim.shares(n).into_values().collect()
 }
 
 fn millis(ms: u64) -> Duration {
@@ -121,9 +121,8 @@ fn bad_settings_are_named() {
 #[test]
 fn updates_are_at_least_100_ms_apart() {
     for (period, expected) in [("0.099s", 100), ("0s", 100), ("-3s", 100), ("0.101s", 101), ("2.5s", 2500)] {
-        let world =
-            CoreSim::new(&wrr(&json!({"weightUpdatePeriod": period})), endpoints(["a", "b"])).all_up();
-        assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(expected)), "{period}");
+        let sim = CoreSim::new(&wrr(&json!({"weightUpdatePeriod": period})), endpoints(["a", "b"])).all_up();
+        assert_eq!(sim.wake_at(), Some(Instant::ORIGIN + millis(expected)), "{period}");
     }
 }
 
@@ -149,10 +148,10 @@ fn the_weight_is_rate_per_utilisation() {
         (1.0, report(100.0, 0.5, f64::NAN, 0.0), 200.0),
     ] {
         let config = wrr(&json!({"blackoutPeriod": "0s", "errorUtilizationPenalty": penalty}));
-        let mut world = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
-        self::report(&mut world, [("a", of_a.clone()), ("b", load(1.0))]);
-        world.advance(secs(1));
-        let weight = weight(&world, "a").unwrap();
+        let mut sim = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
+        self::report(&mut sim, [("a", of_a.clone()), ("b", load(1.0))]);
+        sim.advance(secs(1));
+        let weight = weight(&sim, "a").unwrap();
         assert!((weight - expected).abs() < 1e-9, "{of_a:?} gives {weight}");
     }
 }
@@ -185,21 +184,21 @@ fn reports_without_sense_change_nothing() {
         of(100.0, 0.5, -49.0),
     ] {
         // Neither the weight nor when it expires.
-        let mut world = reported(&at_once(), [("a", 5.0), ("b", 7.0)]);
-        world.advance(secs(179));
-        report(&mut world, [("a", bad.clone()), ("b", load(7.0))]);
-        assert_eq!(weight(&world, "a"), Some(5.0), "{bad:?}");
-        world.advance(secs(1));
-        assert_eq!((weight(&world, "a"), weight(&world, "b")), (None, Some(7.0)), "{bad:?}");
+        let mut sim = reported(&at_once(), [("a", 5.0), ("b", 7.0)]);
+        sim.advance(secs(179));
+        report(&mut sim, [("a", bad.clone()), ("b", load(7.0))]);
+        assert_eq!(weight(&sim, "a"), Some(5.0), "{bad:?}");
+        sim.advance(secs(1));
+        assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (None, Some(7.0)), "{bad:?}");
         // Nor when the blackout began.
-        let mut world = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
-        report(&mut world, [("a", bad.clone()), ("b", load(7.0))]);
-        world.advance(secs(5));
-        report(&mut world, [("a", load(5.0)), ("b", load(7.0))]);
-        world.advance(secs(5));
-        assert_eq!((weight(&world, "a"), weight(&world, "b")), (None, Some(7.0)), "{bad:?}");
-        world.advance(secs(5));
-        assert_eq!(weight(&world, "a"), Some(5.0), "{bad:?}");
+        let mut sim = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
+        report(&mut sim, [("a", bad.clone()), ("b", load(7.0))]);
+        sim.advance(secs(5));
+        report(&mut sim, [("a", load(5.0)), ("b", load(7.0))]);
+        sim.advance(secs(5));
+        assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (None, Some(7.0)), "{bad:?}");
+        sim.advance(secs(5));
+        assert_eq!(weight(&sim, "a"), Some(5.0), "{bad:?}");
     }
 }
 
@@ -232,11 +231,11 @@ fn named_metrics_make_the_utilisation() {
         let config = wrr(&json!({
             "blackoutPeriod": "0s", "metricNamesForComputingUtilization": names,
         }));
-        let mut world = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
-        report(&mut world, [("a", report_a.clone()), ("b", load(1.0))]);
-        world.advance(secs(1));
+        let mut sim = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
+        report(&mut sim, [("a", report_a.clone()), ("b", load(1.0))]);
+        sim.advance(secs(1));
         let expected = utilisation.map(|utilisation| 100.0 / utilisation);
-        assert_eq!(weight(&world, "a"), expected, "{names:?}");
+        assert_eq!(weight(&sim, "a"), expected, "{names:?}");
     }
     let settings =
         json!({"metricNamesForComputingUtilization": ["named_metrics.q", "request_cost.q", "cpu"]});
@@ -253,240 +252,240 @@ fn named_metrics_make_the_utilisation() {
 /// WRR-6, WRR-8
 #[test]
 fn blackout_expiration_and_return() {
-    let mut world = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
-    let is_weighted = |world: &mut CoreSim| match &shares(world, 40)[..] {
+    let mut sim = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
+    let is_weighted = |sim: &mut CoreSim| match &shares(sim, 40)[..] {
         [10, 30] => true,
         [20, 20] => false,
         other => panic!("{other:?}"),
     };
-    world.advance(millis(9_999));
-    assert!(!is_weighted(&mut world));
-    world.advance(millis(1));
-    assert!(is_weighted(&mut world), "10 s after the first report");
+    sim.advance(millis(9_999));
+    assert!(!is_weighted(&mut sim));
+    sim.advance(millis(1));
+    assert!(is_weighted(&mut sim), "10 s after the first report");
     // Reports go on until 20 s; from then on silence.
-    world.advance(secs(10));
-    report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
-    world.advance(millis(179_999));
-    assert!(is_weighted(&mut world));
-    world.advance(millis(1));
-    assert!(!is_weighted(&mut world), "180 s after the last report");
-    assert_eq!(count(&world, "endpoint_weight_stale"), 2);
-    world.advance(millis(5_500));
-    report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
-    world.advance(millis(10_499));
-    assert!(!is_weighted(&mut world), "the blackout runs again, and weights are looked up on the second");
-    world.advance(millis(1));
-    assert!(is_weighted(&mut world));
+    sim.advance(secs(10));
+    report(&mut sim, [("a", load(1.0)), ("b", load(3.0))]);
+    sim.advance(millis(179_999));
+    assert!(is_weighted(&mut sim));
+    sim.advance(millis(1));
+    assert!(!is_weighted(&mut sim), "180 s after the last report");
+    assert_eq!(count(&sim, "endpoint_weight_stale"), 2);
+    sim.advance(millis(5_500));
+    report(&mut sim, [("a", load(1.0)), ("b", load(3.0))]);
+    sim.advance(millis(10_499));
+    assert!(!is_weighted(&mut sim), "the blackout runs again, and weights are looked up on the second");
+    sim.advance(millis(1));
+    assert!(is_weighted(&mut sim));
 }
 
 /// WRR-6: without a blackout period a weight counts at the next look-up; without expiration never.
 #[test]
 fn blackout_and_expiration_may_be_off() {
     for blackout in ["0s", "-1s"] {
-        let mut world = reported(&wrr(&json!({"blackoutPeriod": blackout})), [("a", 1.0), ("b", 3.0)]);
-        assert_eq!(shares(&mut world, 40), [20, 20]);
-        world.advance(secs(1));
-        assert_eq!(shares(&mut world, 40), [10, 30]);
+        let mut sim = reported(&wrr(&json!({"blackoutPeriod": blackout})), [("a", 1.0), ("b", 3.0)]);
+        assert_eq!(shares(&mut sim, 40), [20, 20]);
+        sim.advance(secs(1));
+        assert_eq!(shares(&mut sim, 40), [10, 30]);
     }
     let settings = json!({"blackoutPeriod": "0s", "weightExpirationPeriod": "0s"});
-    let mut world = reported(&wrr(&settings), [("a", 1.0), ("b", 3.0)]);
-    world.advance(secs(1));
-    assert_eq!(shares(&mut world, 40), [20, 20]);
+    let mut sim = reported(&wrr(&settings), [("a", 1.0), ("b", 3.0)]);
+    sim.advance(secs(1));
+    assert_eq!(shares(&mut sim, 40), [20, 20]);
 }
 
 /// WRR-7, WRR-10
 #[test]
 fn a_new_connection_starts_the_blackout_over() {
     let list = [("a", 100.0), ("b", 200.0), ("c", 300.0)];
-    let mut world = CoreSim::new(&wrr(&json!({})), endpoints(list.map(|(address, _)| address)));
+    let mut sim = CoreSim::new(&wrr(&json!({})), endpoints(list.map(|(address, _)| address)));
     for (address, weight) in list {
-        world.ready(address);
-        report(&mut world, [(address, load(weight))]);
+        sim.ready(address);
+        report(&mut sim, [(address, load(weight))]);
     }
-    world.advance(secs(50));
-    assert_eq!(shares(&mut world, 600), [100, 200, 300]);
-    world.lose("c");
-    assert_eq!(shares(&mut world, 300), [100, 200], "lost, and out at once");
-    world.ready("c");
-    assert_eq!(["a", "b", "c"].map(|address| weight(&world, address)), [Some(100.0), Some(200.0), None]);
-    assert_eq!(shares(&mut world, 450), [100, 200, 150], "the mean until it is known");
-    world.advance(secs(2));
-    report(&mut world, [("c", load(400.0))]);
-    world.advance(millis(9_999));
-    assert_eq!(weight(&world, "c"), None);
-    world.advance(millis(1));
-    assert_eq!(shares(&mut world, 700), [100, 200, 400]);
+    sim.advance(secs(50));
+    assert_eq!(shares(&mut sim, 600), [100, 200, 300]);
+    sim.lose("c");
+    assert_eq!(shares(&mut sim, 300), [100, 200], "lost, and out at once");
+    sim.ready("c");
+    assert_eq!(["a", "b", "c"].map(|address| weight(&sim, address)), [Some(100.0), Some(200.0), None]);
+    assert_eq!(shares(&mut sim, 450), [100, 200, 150], "the mean until it is known");
+    sim.advance(secs(2));
+    report(&mut sim, [("c", load(400.0))]);
+    sim.advance(millis(9_999));
+    assert_eq!(weight(&sim, "c"), None);
+    sim.advance(millis(1));
+    assert_eq!(shares(&mut sim, 700), [100, 200, 400]);
     // Only the blackout starts over, not the weight: without one it stays.
-    let mut world = reported(&at_once(), [("a", 100.0), ("b", 300.0)]);
-    world.advance(secs(1));
-    world.lose("b");
-    assert_eq!(shares(&mut world, 40), [10, 30], "b answers again at once");
+    let mut sim = reported(&at_once(), [("a", 100.0), ("b", 300.0)]);
+    sim.advance(secs(1));
+    sim.lose("b");
+    assert_eq!(shares(&mut sim, 40), [10, 30], "b answers again at once");
     // A connection that came and went between two looks is another one.
-    let mut world = reported(&wrr(&json!({})), [("a", 100.0), ("b", 300.0)]);
-    world.advance(secs(20));
-    let id = world.find("b").unwrap();
-    let now = world.now();
+    let mut sim = reported(&wrr(&json!({})), [("a", 100.0), ("b", 300.0)]);
+    sim.advance(secs(20));
+    let id = sim.find("b").unwrap();
+    let now = sim.now();
     let gone = evenkeel_core::Status::unavailable("gone");
-    world.core().handle(evenkeel_core::LbEvent::Disconnected(id, gone), now);
-    world.core().handle(evenkeel_core::LbEvent::Connect(id), now);
-    world.handle(evenkeel_core::LbEvent::Connected(id));
-    world.advance(secs(1));
-    assert_eq!(weight(&world, "b"), None);
+    sim.core().handle(evenkeel_core::LbEvent::Disconnected(id, gone), now);
+    sim.core().handle(evenkeel_core::LbEvent::Connect(id), now);
+    sim.handle(evenkeel_core::LbEvent::Connected(id));
+    sim.advance(secs(1));
+    assert_eq!(weight(&sim, "b"), None);
 }
 
 /// WRR-9
 #[test]
 fn who_has_no_weight_gets_the_mean() {
-    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
-    report(&mut world, [("a", load(100.0))]);
-    world.advance(secs(1));
-    assert_eq!(world.describe().details["weights_from"], "EDS");
-    assert_eq!(shares(&mut world, 300), [100, 100, 100], "one weight says nothing");
-    report(&mut world, [("b", load(300.0))]);
-    world.advance(secs(1));
-    assert_eq!(world.describe().details["weights_from"], "load");
+    let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
+    report(&mut sim, [("a", load(100.0))]);
+    sim.advance(secs(1));
+    assert_eq!(sim.describe().details["weights_from"], "EDS");
+    assert_eq!(shares(&mut sim, 300), [100, 100, 100], "one weight says nothing");
+    report(&mut sim, [("b", load(300.0))]);
+    sim.advance(secs(1));
+    assert_eq!(sim.describe().details["weights_from"], "load");
     // Whoever was ahead or behind by part of a turn before is made up for now: at most one pick each.
-    let got = shares(&mut world, 600);
+    let got = shares(&mut sim, 600);
     assert!(got.iter().zip([100, 300, 200]).all(|(got, want)| got.abs_diff(want) <= 1), "{got:?}");
 }
 
 /// WRR-9, WRR-20
 #[test]
 fn without_reports_the_weights_of_the_control_plane_hold() {
-    let mut world = CoreSim::new(&at_once(), weighted([("a", 2), ("b", 4)])).all_up();
-    assert_eq!(world.letters(14), "babbabbabbabba");
-    report(&mut world, [("a", load(1.0)), ("b", load(1.0))]);
-    world.advance(secs(1));
-    assert_eq!(shares(&mut world, 40), [20, 20]);
-    world.advance(secs(180));
-    assert_eq!(shares(&mut world, 60), [20, 40]);
-    world.endpoints(weighted([("a", 5), ("b", 1)]));
-    assert_eq!(shares(&mut world, 60), [50, 10], "on the next pick");
-    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
-    assert_eq!(world.letters(6), "abcabc");
+    let mut sim = CoreSim::new(&at_once(), weighted([("a", 2), ("b", 4)])).all_up();
+    assert_eq!(sim.letters(14), "babbabbabbabba");
+    report(&mut sim, [("a", load(1.0)), ("b", load(1.0))]);
+    sim.advance(secs(1));
+    assert_eq!(shares(&mut sim, 40), [20, 20]);
+    sim.advance(secs(180));
+    assert_eq!(shares(&mut sim, 60), [20, 40]);
+    sim.endpoints(weighted([("a", 5), ("b", 1)]));
+    assert_eq!(shares(&mut sim, 60), [50, 10], "on the next pick");
+    let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
+    assert_eq!(sim.letters(6), "abcabc");
 }
 
 /// Lets time go by and returns the number of times that the core asked to run in it.
-fn wake_ups(world: &mut CoreSim, by: Duration) -> usize {
-    let (end, mut count) = (world.now() + by, 0);
-    while let Some(at) = world.wake_at().filter(|at| *at <= end) {
-        let now = world.now();
-        world.advance(at.since(now));
+fn wake_ups(sim: &mut CoreSim, by: Duration) -> usize {
+    let (end, mut count) = (sim.now() + by, 0);
+    while let Some(at) = sim.wake_at().filter(|at| *at <= end) {
+        let now = sim.now();
+        sim.advance(at.since(now));
         count += 1;
     }
-    let now = world.now();
-    world.advance(end.since(now));
+    let now = sim.now();
+    sim.advance(end.since(now));
     count
 }
 
 /// WRR-10: without picks there is no timer but for the end of blackouts and weights, and none after those.
 #[test]
 fn without_picks_nothing_is_looked_up() {
-    let mut world = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
-    assert_eq!(wake_ups(&mut world, secs(3_600)), 1, "the first look-up finds that there are no picks");
-    assert_eq!(world.wake_at(), None);
+    let mut sim = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
+    assert_eq!(wake_ups(&mut sim, secs(3_600)), 1, "the first look-up finds that there are no picks");
+    assert_eq!(sim.wake_at(), None);
     // Reports with the calls of a moment: the look-up of the next second, the end of the blackouts, that of the weights.
-    report(&mut world, [("a", load(1.0)), ("b", load(3.0)), ("c", load(4.0))]);
-    let count = wake_ups(&mut world, secs(3_600));
+    report(&mut sim, [("a", load(1.0)), ("b", load(3.0)), ("c", load(4.0))]);
+    let count = wake_ups(&mut sim, secs(3_600));
     assert!(count <= 5, "{count} wake-ups in an hour");
-    assert_eq!(world.wake_at(), None);
-    assert_eq!(weight(&world, "b"), None, "expired without picks");
+    assert_eq!(sim.wake_at(), None);
+    assert_eq!(weight(&sim, "b"), None, "expired without picks");
     // While calls go, there is a look-up each second.
-    let before = self::count(&world, "rr_fallback");
+    let before = self::count(&sim, "rr_fallback");
     for _ in 0..10 {
-        world.letters(1);
-        world.advance(secs(1));
+        sim.letters(1);
+        sim.advance(secs(1));
     }
-    assert!((10..=11).contains(&(self::count(&world, "rr_fallback") - before)));
+    assert!((10..=11).contains(&(self::count(&sim, "rr_fallback") - before)));
 }
 
 /// WRR-6, WRR-10: the first pick after a silence leads to a look-up at once, so that the next one goes by what is known.
 #[test]
 fn the_first_pick_after_a_silence_leads_to_a_look_up() {
-    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b"])).all_up();
-    let calls = [world.pick(), world.pick()];
-    wake_ups(&mut world, secs(100));
-    assert_eq!(world.wake_at(), None, "without reports nothing expires");
+    let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b"])).all_up();
+    let calls = [sim.pick(), sim.pick()];
+    wake_ups(&mut sim, secs(100));
+    assert_eq!(sim.wake_at(), None, "without reports nothing expires");
     for call in calls {
         let of_a = call.outcome() == "a";
         call.finish(Code::Ok, Some(&load(if of_a { 1.0 } else { 3.0 })));
     }
     assert_eq!(
-        weight(&world, "b"),
+        weight(&sim, "b"),
         None,
         "a call that began before the silence reports, and no pick needs to know"
     );
-    world.letters(1);
-    assert_eq!(weight(&world, "b"), Some(3.0));
-    assert_eq!(world.wake_at(), Some(world.now() + secs(1)), "look-ups go on");
+    sim.letters(1);
+    assert_eq!(weight(&sim, "b"), Some(3.0));
+    assert_eq!(sim.wake_at(), Some(sim.now() + secs(1)), "look-ups go on");
     // Weights expire in the silence, and their blackouts start over with the reports after it.
-    let mut world = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
-    world.advance(secs(15));
-    assert_eq!(shares(&mut world, 40), [10, 30]);
-    world.advance(secs(1_000));
-    let [first, second] = [world.pick(), world.pick()];
+    let mut sim = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
+    sim.advance(secs(15));
+    assert_eq!(shares(&mut sim, 40), [10, 30]);
+    sim.advance(secs(1_000));
+    let [first, second] = [sim.pick(), sim.pick()];
     for call in [first, second] {
         let of_a = call.outcome() == "a";
         call.finish(Code::Ok, Some(&load(if of_a { 1.0 } else { 3.0 })));
     }
-    world.advance(secs(9));
-    assert_eq!(shares(&mut world, 40), [20, 20], "the weights from before the silence do not count");
-    world.advance(secs(2));
-    assert_eq!(shares(&mut world, 40), [10, 30]);
+    sim.advance(secs(9));
+    assert_eq!(shares(&mut sim, 40), [20, 20], "the weights from before the silence do not count");
+    sim.advance(secs(2));
+    assert_eq!(shares(&mut sim, 40), [10, 30]);
 }
 
 /// WRR-10, WRR-12: out-of-band reports come without calls, and lead to no look-ups without picks.
 #[test]
 fn out_of_band_reports_lead_to_no_look_ups_without_picks() {
     let config = wrr(&json!({"enableOobLoadReport": true, "blackoutPeriod": "0s"}));
-    let mut world = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
-    wake_ups(&mut world, secs(10));
-    let before = count(&world, "rr_fallback");
+    let mut sim = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
+    wake_ups(&mut sim, secs(10));
+    let before = count(&sim, "rr_fallback");
     for _ in 0..100 {
-        world.load("a", load(1.0));
-        world.load("b", load(3.0));
-        assert_eq!(wake_ups(&mut world, secs(1)), 0);
+        sim.load("a", load(1.0));
+        sim.load("b", load(3.0));
+        assert_eq!(wake_ups(&mut sim, secs(1)), 0);
     }
-    assert_eq!(count(&world, "rr_fallback"), before);
-    world.letters(1);
-    assert_eq!((weight(&world, "a"), weight(&world, "b")), (Some(1.0), Some(3.0)));
+    assert_eq!(count(&sim, "rr_fallback"), before);
+    sim.letters(1);
+    assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (Some(1.0), Some(3.0)));
 }
 
 /// WRR-10: endpoints that come and go without picks set no timer, and each change is in force at once.
 #[test]
 fn endpoints_come_and_go_without_picks() {
-    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b", "c"]));
+    let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b", "c"]));
     for address in ["a", "b"] {
-        world.ready(address);
+        sim.ready(address);
     }
-    wake_ups(&mut world, secs(10));
-    world.ready("c");
-    assert_eq!(wake_ups(&mut world, secs(10)), 0);
-    world.lose("a");
-    assert_eq!(wake_ups(&mut world, secs(10)), 0);
-    assert_eq!(shares(&mut world, 40), [20, 20]);
-    assert!(world.wake_at().is_some());
+    wake_ups(&mut sim, secs(10));
+    sim.ready("c");
+    assert_eq!(wake_ups(&mut sim, secs(10)), 0);
+    sim.lose("a");
+    assert_eq!(wake_ups(&mut sim, secs(10)), 0);
+    assert_eq!(shares(&mut sim, 40), [20, 20]);
+    assert!(sim.wake_at().is_some());
 }
 
 /// WRR-10: updates keep their phase, whatever else happens; a picker in use goes on working.
 #[test]
 fn weights_are_looked_up_on_the_second_and_when_something_changes() {
-    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b", "c"]));
-    world.ready("a");
-    world.ready("b");
-    report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
-    let old = world.picker();
-    world.advance(millis(400));
-    assert_eq!(weight(&world, "b"), None);
-    world.ready("c");
-    assert_eq!(weight(&world, "b"), Some(3.0), "the ready endpoints changed");
-    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + secs(1)));
-    report(&mut world, [("c", load(4.0))]);
-    world.config(&wrr(&json!({"blackoutPeriod": "0s", "weightExpirationPeriod": "60s"})));
-    assert_eq!(weight(&world, "c"), Some(4.0), "the config changed");
-    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + secs(1)));
-    world.config(&wrr(&json!({"blackoutPeriod": "0s", "weightUpdatePeriod": "0.4s"})));
-    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(800)));
+    let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b", "c"]));
+    sim.ready("a");
+    sim.ready("b");
+    report(&mut sim, [("a", load(1.0)), ("b", load(3.0))]);
+    let old = sim.picker();
+    sim.advance(millis(400));
+    assert_eq!(weight(&sim, "b"), None);
+    sim.ready("c");
+    assert_eq!(weight(&sim, "b"), Some(3.0), "the ready endpoints changed");
+    assert_eq!(sim.wake_at(), Some(Instant::ORIGIN + secs(1)));
+    report(&mut sim, [("c", load(4.0))]);
+    sim.config(&wrr(&json!({"blackoutPeriod": "0s", "weightExpirationPeriod": "60s"})));
+    assert_eq!(weight(&sim, "c"), Some(4.0), "the config changed");
+    assert_eq!(sim.wake_at(), Some(Instant::ORIGIN + secs(1)));
+    sim.config(&wrr(&json!({"blackoutPeriod": "0s", "weightUpdatePeriod": "0.4s"})));
+    assert_eq!(sim.wake_at(), Some(Instant::ORIGIN + millis(800)));
     for _ in 0..10 {
         let call = evenkeel_core::PickArgs::new("/test.Service/Method", 0);
         assert!(matches!(old.pick(&call), evenkeel_core::PickResult::Complete(..)));
@@ -501,80 +500,80 @@ fn many_clusters_are_updated_in_few_passes() {
     let children: serde_json::Map<_, _> = names.iter().map(|name| child(name)).collect();
     let config = json!([{"xds_cluster_manager_experimental": { "children": children }}]);
     let pair = |name: &str| Endpoints::list(["1", "2"].map(|n| Endpoint::at(format!("{name}{n}").as_str())));
-    let mut world = CoreSim::new(&config, Endpoints::groups(names.map(|name| (name, pair(name)))));
-    world.advance(millis(50));
+    let mut sim = CoreSim::new(&config, Endpoints::groups(names.map(|name| (name, pair(name)))));
+    sim.advance(millis(50));
     for name in names {
-        world.ready(&format!("{name}1"));
-        world.ready(&format!("{name}2"));
-        world.advance(millis(12));
+        sim.ready(&format!("{name}1"));
+        sim.ready(&format!("{name}2"));
+        sim.advance(millis(12));
     }
-    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(1_050)));
-    let updates = |world: &CoreSim| -> Vec<u64> {
-        let tree = world.describe();
+    assert_eq!(sim.wake_at(), Some(Instant::ORIGIN + millis(1_050)));
+    let updates = |sim: &CoreSim| -> Vec<u64> {
+        let tree = sim.describe();
         tree.children
             .iter()
             .map(|(_, child)| child.details["rr_fallback"].as_u64().expect("a count"))
             .collect()
     };
     for name in names {
-        let _ = world.pick_call(&evenkeel_core::PickArgs::new("/test.Service/Method", 0).with_cluster(name));
+        let _ = sim.pick_call(&evenkeel_core::PickArgs::new("/test.Service/Method", 0).with_cluster(name));
     }
-    let before = updates(&world);
-    world.advance(millis(1_050 - 98));
-    assert!(updates(&world).iter().zip(before).all(|(now, before)| *now == before + 1));
-    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(2_050)));
+    let before = updates(&sim);
+    sim.advance(millis(1_050 - 98));
+    assert!(updates(&sim).iter().zip(before).all(|(now, before)| *now == before + 1));
+    assert_eq!(sim.wake_at(), Some(Instant::ORIGIN + millis(2_050)));
 }
 
 /// WRR-10, WRR-12: what an update finds unchanged it leaves alone.
 #[test]
 fn the_same_weights_keep_the_picker() {
-    let mut world = reported(&at_once(), [("a", 100.0), ("b", 300.0)]);
-    world.advance(secs(1));
-    world.published();
+    let mut sim = reported(&at_once(), [("a", 100.0), ("b", 300.0)]);
+    sim.advance(secs(1));
+    sim.published();
     for _ in 0..10 {
-        report(&mut world, [("a", load(200.0)), ("b", load(600.0))]);
-        world.advance(secs(1));
+        report(&mut sim, [("a", load(200.0)), ("b", load(600.0))]);
+        sim.advance(secs(1));
     }
-    assert_eq!(world.published(), 0, "the ratio is the same");
-    report(&mut world, [("b", load(601.0))]);
-    world.advance(secs(1));
-    assert_eq!(world.published(), 1);
+    assert_eq!(sim.published(), 0, "the ratio is the same");
+    report(&mut sim, [("b", load(601.0))]);
+    sim.advance(secs(1));
+    assert_eq!(sim.published(), 1);
 }
 
 /// fault 68
 #[test]
 fn a_pause_gives_one_update() {
-    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b"])).all_up();
+    let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b"])).all_up();
     // A call each second.
-    let advance = |world: &mut CoreSim, seconds: usize| {
+    let advance = |sim: &mut CoreSim, seconds: usize| {
         for _ in 0..seconds {
-            world.letters(1);
-            world.advance(secs(1));
+            sim.letters(1);
+            sim.advance(secs(1));
         }
-        world.letters(1);
+        sim.letters(1);
     };
-    advance(&mut world, 3);
-    let before = count(&world, "rr_fallback");
-    world.sleep_through(millis(30_400));
-    assert_eq!(count(&world, "rr_fallback") - before, 1);
-    assert_eq!(world.wake_at(), Some(world.now() + secs(1)));
-    advance(&mut world, 2);
-    assert_eq!(count(&world, "rr_fallback") - before, 3);
+    advance(&mut sim, 3);
+    let before = count(&sim, "rr_fallback");
+    sim.sleep_through(millis(30_400));
+    assert_eq!(count(&sim, "rr_fallback") - before, 1);
+    assert_eq!(sim.wake_at(), Some(sim.now() + secs(1)));
+    advance(&mut sim, 2);
+    assert_eq!(count(&sim, "rr_fallback") - before, 3);
     // One that is only late keeps the phase of the others.
-    world.sleep_through(millis(1_300));
-    assert_eq!(count(&world, "rr_fallback") - before, 4);
-    assert_eq!(world.wake_at(), Some(world.now() + millis(700)));
+    sim.sleep_through(millis(1_300));
+    assert_eq!(count(&sim, "rr_fallback") - before, 4);
+    assert_eq!(sim.wake_at(), Some(sim.now() + millis(700)));
 }
 
 /// WRR-11, WRR-12
 #[test]
 fn shares_are_exact_on_every_prefix_and_over_every_update() {
-    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b", "c", "d", "e"])).all_up();
+    let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b", "c", "d", "e"])).all_up();
     let mut rng = Rng::fixed(7);
     let names = ["a", "b", "c", "d", "e"];
     let mut weights = [1.0; 5];
-    report(&mut world, std::array::from_fn::<_, 5, _>(|i| (names[i], load(weights[i]))));
-    world.advance(secs(1));
+    report(&mut sim, std::array::from_fn::<_, 5, _>(|i| (names[i], load(weights[i]))));
+    sim.advance(secs(1));
     let (mut due, mut had) = ([0.0; 5], [0.0; 5]);
     for _ in 0..300 {
         for (weight, base) in weights.iter_mut().zip([3.0, 1.0, 20.0, 8.0, 0.7]) {
@@ -582,10 +581,10 @@ fn shares_are_exact_on_every_prefix_and_over_every_update() {
         }
         let sum: f64 = weights.iter().sum();
         // Finished calls report the next weights; in force are those of the last second.
-        let rows = world.describe().endpoints;
+        let rows = sim.describe().endpoints;
         let in_force: Vec<f64> = rows.iter().map(|row| row.share.unwrap()).collect();
         for _ in 0..37 {
-            let picked = world.pick();
+            let picked = sim.pick();
             let i = names.iter().position(|name| *name == picked.outcome()).unwrap();
             picked.finish(Code::Ok, Some(&load(weights[i] / sum)));
             had[i] += 1.0;
@@ -596,7 +595,7 @@ fn shares_are_exact_on_every_prefix_and_over_every_update() {
                 assert!((due - had).abs() < 1.5, "{had} picks where {due} were due");
             }
         }
-        world.advance(secs(1));
+        sim.advance(secs(1));
     }
 }
 
@@ -605,18 +604,18 @@ fn shares_are_exact_on_every_prefix_and_over_every_update() {
 fn the_sequence_goes_on_over_new_pickers() {
     let config = at_once();
     let start = || {
-        let mut world = reported(&config, [("a", 3.0), ("b", 5.0), ("c", 7.0)]);
-        world.advance(secs(1));
-        world
+        let mut sim = reported(&config, [("a", 3.0), ("b", 5.0), ("c", 7.0)]);
+        sim.advance(secs(1));
+        sim
     };
     let whole = start().letters(600);
-    let mut world = start();
+    let mut sim = start();
     let mut picks = String::new();
     for n in 0..20 {
-        picks += &world.letters(n);
-        world.endpoints(endpoints(["a", "b", "c"]));
-        picks += &world.letters(7);
-        world.advance(secs(1));
+        picks += &sim.letters(n);
+        sim.endpoints(endpoints(["a", "b", "c"]));
+        picks += &sim.letters(7);
+        sim.advance(secs(1));
     }
     assert_eq!(picks, whole[..picks.len()]);
 }
@@ -628,38 +627,34 @@ fn calls_carry_reports_unless_they_come_out_of_band() {
         Picked::To { trackers, .. } => trackers.needs_load_report(),
         other => panic!("{other:?}"),
     };
-    let mut world = reported(&at_once(), [("a", 1.0), ("b", 3.0)]);
-    let before = world.pick();
+    let mut sim = reported(&at_once(), [("a", 1.0), ("b", 3.0)]);
+    let before = sim.pick();
     assert!(wants(&before));
-    world.pick().finish(Code::Internal, None);
-    drop(world.pick());
-    world.pick().unsent();
-    world.load("a", load(50.0));
-    world.advance(secs(1));
-    assert_eq!(weight(&world, "a"), Some(1.0), "nobody asked for an out-of-band report");
+    sim.pick().finish(Code::Internal, None);
+    drop(sim.pick());
+    sim.pick().unsent();
+    sim.load("a", load(50.0));
+    sim.advance(secs(1));
+    assert_eq!(weight(&sim, "a"), Some(1.0), "nobody asked for an out-of-band report");
     // A call that fails reports all the same.
-    let picked = world.pick();
+    let picked = sim.pick();
     let address = picked.finish(Code::Unavailable, Some(&load(9.0)));
-    world.advance(secs(1));
-    assert_eq!(weight(&world, &address), Some(9.0));
-    report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
+    sim.advance(secs(1));
+    assert_eq!(weight(&sim, &address), Some(9.0));
+    report(&mut sim, [("a", load(1.0)), ("b", load(3.0))]);
 
-    world.config(&wrr(&json!({"blackoutPeriod": "0s", "enableOobLoadReport": true})));
-    assert_eq!(
-        (weight(&world, "a"), weight(&world, "b")),
-        (Some(1.0), Some(3.0)),
-        "what is known stays known"
-    );
-    let after = world.pick();
+    sim.config(&wrr(&json!({"blackoutPeriod": "0s", "enableOobLoadReport": true})));
+    assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (Some(1.0), Some(3.0)), "what is known stays known");
+    let after = sim.pick();
     assert!(!wants(&after));
     after.finish(Code::Ok, Some(&load(70.0)));
     before.finish(Code::Ok, Some(&load(70.0)));
-    world.load("b", load(4.0));
-    world.load("b", load(5.0));
-    world.advance(secs(1));
-    assert_eq!((weight(&world, "a"), weight(&world, "b")), (Some(1.0), Some(5.0)));
-    world.config(&at_once());
-    assert!(wants(&world.pick()));
+    sim.load("b", load(4.0));
+    sim.load("b", load(5.0));
+    sim.advance(secs(1));
+    assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (Some(1.0), Some(5.0)));
+    sim.config(&at_once());
+    assert!(wants(&sim.pick()));
 }
 
 /// WRR-14
@@ -669,126 +664,126 @@ fn out_of_band_reports_are_watched_as_configured() {
         let settings = json!({"enableOobLoadReport": true, "oobReportingPeriod": period});
         wrr(&settings)
     };
-    let mut world = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
-    world.dialled();
-    assert!(world.watches().is_empty());
-    world.config(&wrr(&json!({"enableOobLoadReport": true})));
-    assert_eq!(world.watch_log(), ["a every 10s", "b every 10s"]);
-    world.config(&oob("30s"));
-    assert_eq!(world.watch_log(), ["a every 30s", "b every 30s"]);
-    world.config(&wrr(
+    let mut sim = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
+    sim.dialled();
+    assert!(sim.watches().is_empty());
+    sim.config(&wrr(&json!({"enableOobLoadReport": true})));
+    assert_eq!(sim.watch_log(), ["a every 10s", "b every 10s"]);
+    sim.config(&oob("30s"));
+    assert_eq!(sim.watch_log(), ["a every 30s", "b every 30s"]);
+    sim.config(&wrr(
         &json!({"enableOobLoadReport": true, "oobReportingPeriod": "30s", "blackoutPeriod": "1s"}),
     ));
-    assert_eq!(world.watch_log(), Vec::<String>::new());
-    world.config(&wrr(&json!({})));
-    assert_eq!(world.watch_log(), ["a stop", "b stop"]);
-    assert_eq!((world.dialled(), world.closed()), (vec![], vec![]));
+    assert_eq!(sim.watch_log(), Vec::<String>::new());
+    sim.config(&wrr(&json!({})));
+    assert_eq!(sim.watch_log(), ["a stop", "b stop"]);
+    assert_eq!((sim.dialled(), sim.closed()), (vec![], vec![]));
     // A blackout by out-of-band reports, from the first report on.
-    world.config(&oob("10s"));
-    world.load("a", load(1.0));
-    world.load("b", load(3.0));
-    world.advance(secs(5));
-    world.load("b", load(4.0));
-    world.advance(secs(5));
-    assert_eq!((weight(&world, "a"), weight(&world, "b")), (Some(1.0), Some(4.0)));
+    sim.config(&oob("10s"));
+    sim.load("a", load(1.0));
+    sim.load("b", load(3.0));
+    sim.advance(secs(5));
+    sim.load("b", load(4.0));
+    sim.advance(secs(5));
+    assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (Some(1.0), Some(4.0)));
 }
 
 /// WRR-15
 #[test]
 fn weights_survive_an_endpoint_update() {
-    let mut world = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
-    world.advance(secs(10));
+    let mut sim = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
+    sim.advance(secs(10));
     let list = [Endpoint::at("c"), Endpoint::at("b"), Endpoint::at("a"), Endpoint::at("b")];
-    world.endpoints(Endpoints::list(list));
-    assert_eq!(["a", "b", "c"].map(|address| weight(&world, address)), [Some(1.0), Some(3.0), None]);
-    assert_eq!(shares(&mut world, 60), [10, 30, 20]);
-    assert_eq!(world.dialled(), ["a", "b", "c"]);
-    world.endpoints(endpoints(["a"]));
-    world.endpoints(endpoints(["a", "b"]));
-    assert_eq!(weight(&world, "b"), None, "who leaves is forgotten");
+    sim.endpoints(Endpoints::list(list));
+    assert_eq!(["a", "b", "c"].map(|address| weight(&sim, address)), [Some(1.0), Some(3.0), None]);
+    assert_eq!(shares(&mut sim, 60), [10, 30, 20]);
+    assert_eq!(sim.dialled(), ["a", "b", "c"]);
+    sim.endpoints(endpoints(["a"]));
+    sim.endpoints(endpoints(["a", "b"]));
+    assert_eq!(weight(&sim, "b"), None, "who leaves is forgotten");
     // Another set of addresses is another endpoint, also on the same connection.
-    world.endpoints(Endpoints::list([Endpoint::new(["a", "x"]), Endpoint::at("b")]));
-    report(&mut world, [("a", load(5.0)), ("b", load(7.0))]);
-    world.advance(secs(10));
-    let rows: Vec<_> = world.describe().endpoints.iter().map(|row| (row.weight, row.picks > 0)).collect();
+    sim.endpoints(Endpoints::list([Endpoint::new(["a", "x"]), Endpoint::at("b")]));
+    report(&mut sim, [("a", load(5.0)), ("b", load(7.0))]);
+    sim.advance(secs(10));
+    let rows: Vec<_> = sim.describe().endpoints.iter().map(|row| (row.weight, row.picks > 0)).collect();
     assert_eq!(rows, [(Some(5.0), true), (Some(7.0), true)]);
 }
 
 /// WRR-16
 #[test]
 fn one_endpoint_needs_no_timer() {
-    let mut world = CoreSim::new(&at_once(), endpoints(["a", "a"])).all_up();
-    assert_eq!(world.wake_at(), None);
-    assert_eq!(world.letters(5), "aaaaa");
-    let row = &world.describe().endpoints[0];
+    let mut sim = CoreSim::new(&at_once(), endpoints(["a", "a"])).all_up();
+    assert_eq!(sim.wake_at(), None);
+    assert_eq!(sim.letters(5), "aaaaa");
+    let row = &sim.describe().endpoints[0];
     assert_eq!((row.share, row.picks), (Some(1.0), 5));
     // Its reports are read all the same: it may not stay alone.
-    report(&mut world, [("a", load(2.0))]);
-    world.endpoints(endpoints(["a", "b"]));
-    report(&mut world, [("b", load(6.0))]);
-    world.advance(secs(1));
-    assert_eq!(shares(&mut world, 40), [10, 30]);
-    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + secs(2)));
-    world.down("b");
-    world.advance(secs(1));
-    assert_eq!(world.letters(3), "aaa");
-    assert_eq!(count(&world, "rr_fallback"), 1, "no more updates");
-    assert_eq!(world.describe().picks(), 5 + 1 + 40 + 3 + 2, "two for b's first report");
+    report(&mut sim, [("a", load(2.0))]);
+    sim.endpoints(endpoints(["a", "b"]));
+    report(&mut sim, [("b", load(6.0))]);
+    sim.advance(secs(1));
+    assert_eq!(shares(&mut sim, 40), [10, 30]);
+    assert_eq!(sim.wake_at(), Some(Instant::ORIGIN + secs(2)));
+    sim.down("b");
+    sim.advance(secs(1));
+    assert_eq!(sim.letters(3), "aaa");
+    assert_eq!(count(&sim, "rr_fallback"), 1, "no more updates");
+    assert_eq!(sim.describe().picks(), 5 + 1 + 40 + 3 + 2, "two for b's first report");
 }
 
 /// What A78 counts.
 #[test]
 fn updates_are_counted() {
-    let counts = |world: &CoreSim| {
+    let counts = |sim: &CoreSim| {
         ["rr_fallback", "endpoint_weight_not_yet_usable", "endpoint_weight_stale"]
-            .map(|name| count(world, name))
+            .map(|name| count(sim, name))
     };
     let settings = json!({"blackoutPeriod": "2s", "weightExpirationPeriod": "5s"});
-    let mut world = CoreSim::new(&wrr(&settings), endpoints(["a", "b", "c"]));
-    world.ready("a");
-    assert_eq!(counts(&world), [0, 0, 0], "one endpoint has no updates");
-    world.ready("b");
-    world.ready("c");
-    assert_eq!(counts(&world), [2, 5, 0]);
-    report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
-    world.advance(secs(1));
-    assert_eq!(counts(&world), [3, 8, 0]);
+    let mut sim = CoreSim::new(&wrr(&settings), endpoints(["a", "b", "c"]));
+    sim.ready("a");
+    assert_eq!(counts(&sim), [0, 0, 0], "one endpoint has no updates");
+    sim.ready("b");
+    sim.ready("c");
+    assert_eq!(counts(&sim), [2, 5, 0]);
+    report(&mut sim, [("a", load(1.0)), ("b", load(3.0))]);
+    sim.advance(secs(1));
+    assert_eq!(counts(&sim), [3, 8, 0]);
     // Only while calls are picked.
     for _ in 0..3 {
-        world.letters(1);
-        world.advance(secs(1));
+        sim.letters(1);
+        sim.advance(secs(1));
     }
-    assert_eq!(counts(&world), [3, 11, 0]);
-    world.advance(secs(1));
-    assert_eq!(counts(&world), [4, 12, 2]);
+    assert_eq!(counts(&sim), [3, 11, 0]);
+    sim.advance(secs(1));
+    assert_eq!(counts(&sim), [4, 12, 2]);
 }
 
 /// SPEC decision 7: no bound unless one is asked for.
 #[test]
 fn a_cap_is_an_option() {
     let list = [("a", 1.0), ("b", 1.0), ("c", 1.0), ("d", 97.0)];
-    let mut world = reported(&at_once(), list);
-    world.advance(secs(1));
-    assert_eq!(shares(&mut world, 1_000), [10, 10, 10, 970]);
+    let mut sim = reported(&at_once(), list);
+    sim.advance(secs(1));
+    assert_eq!(shares(&mut sim, 1_000), [10, 10, 10, 970]);
     let capped = json!({"blackoutPeriod": "0s", "weightCapRatio": 2});
-    world.config(&wrr(&capped));
-    assert_eq!(world.describe().details["weightCapRatio"], 2.0);
-    assert_eq!(shares(&mut world, 530), [10, 10, 10, 500], "twice the mean of 25");
+    sim.config(&wrr(&capped));
+    assert_eq!(sim.describe().details["weightCapRatio"], 2.0);
+    assert_eq!(shares(&mut sim, 530), [10, 10, 10, 500], "twice the mean of 25");
 }
 
 /// Three machines of unequal size end up equally used.
 #[test]
 fn capacities_of_1_2_4_settle_at_that_split() {
-    let mut world = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
+    let mut sim = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
     let capacity = BTreeMap::from([("a", 100.0), ("b", 200.0), ("c", 400.0)]);
     let mut recent: BTreeMap<String, VecDeque<Instant>> = BTreeMap::new();
     let mut had: BTreeMap<String, usize> = BTreeMap::new();
     for n in 0..10_000_u32 {
-        let picked = world.pick();
+        let picked = sim.pick();
         let address = picked.outcome();
         let calls = recent.entry(address.clone()).or_default();
-        calls.push_back(world.now());
-        while calls.front().is_some_and(|at| world.now().since(*at) >= secs(1)) {
+        calls.push_back(sim.now());
+        while calls.front().is_some_and(|at| sim.now().since(*at) >= secs(1)) {
             calls.pop_front();
         }
         let rate = calls.len() as f64;
@@ -801,7 +796,7 @@ fn capacities_of_1_2_4_settle_at_that_split() {
         if n >= 6_000 {
             *had.entry(address).or_default() += 1;
         }
-        world.advance(millis(2));
+        sim.advance(millis(2));
     }
     for (address, share) in [("a", 1.0 / 7.0), ("b", 2.0 / 7.0), ("c", 4.0 / 7.0)] {
         let got = had[address] as f64 / 4_000.0;
@@ -824,9 +819,9 @@ fn the_first_pick_is_anybodys() {
 /// Bad input is an answer, not a panic.
 #[test]
 fn no_endpoints() {
-    let mut world = CoreSim::new(&at_once(), Endpoints::none());
-    assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
-    assert_eq!(world.wake_at(), None);
+    let mut sim = CoreSim::new(&at_once(), Endpoints::none());
+    assert_eq!(sim.pick().status().unwrap().message(), "no endpoints");
+    assert_eq!(sim.wake_at(), None);
 }
 
 fn absurd() -> impl Strategy<Value = LoadReport> {
@@ -866,13 +861,13 @@ proptest! {
         cap in prop_oneof![Just(json!(null)), Just(json!(1)), Just(json!(10.0)), Just(json!(1e300))],
     ) {
         let config = wrr(&json!({"blackoutPeriod": "0s", "weightCapRatio": cap}));
-        let mut world = CoreSim::new(&config, endpoints(["a", "b", "c", "d"])).all_up();
+        let mut sim = CoreSim::new(&config, endpoints(["a", "b", "c", "d"])).all_up();
         for some in reports.chunks(50) {
             for report in some {
-                world.pick().finish(Code::Ok, Some(report));
+                sim.pick().finish(Code::Ok, Some(report));
             }
-            world.advance(secs(1));
-            let rows = world.describe().endpoints;
+            sim.advance(secs(1));
+            let rows = sim.describe().endpoints;
             for row in &rows {
                 let weight = row.weight.unwrap();
                 prop_assert!(weight.is_finite() && weight >= 0.0, "{weight}");
@@ -881,7 +876,7 @@ proptest! {
             prop_assert!((sum - 1.0).abs() < 1e-9, "shares sum to {sum}");
             prop_assert!(rows.iter().all(|row| row.share.is_some_and(|share| share > 0.0)));
         }
-        prop_assert_eq!(world.describe().picks(), 1_000);
+        prop_assert_eq!(sim.describe().picks(), 1_000);
     }
 }
 
@@ -922,34 +917,34 @@ proptest! {
             json!([{"edf_weighted_round_robin": {}}]),
             json!([{"round_robin": {}}]),
         ];
-        let mut world = CoreSim::new(&configs[first], endpoints(names));
+        let mut sim = CoreSim::new(&configs[first], endpoints(names));
         let mut policy = first;
         let mut listed = names.to_vec();
         let mut picks: BTreeMap<&str, u64> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Up(i) => world.up(names[i]),
-                Step::Down(i) => world.down(names[i]),
-                Step::Advance(ms) => world.advance(millis(ms)),
+                Step::Up(i) => sim.up(names[i]),
+                Step::Down(i) => sim.down(names[i]),
+                Step::Advance(ms) => sim.advance(millis(ms)),
                 // Another policy would start counting anew.
                 Step::Configure(i) if (i < 2) != (policy < 2) => {}
                 Step::Configure(i) if i >= 2 && i != policy => {}
                 Step::Configure(i) => {
                     policy = i;
-                    world.config(&configs[i]);
+                    sim.config(&configs[i]);
                 }
                 Step::List(list) => {
-                    world.endpoints(Endpoints::list(
+                    sim.endpoints(Endpoints::list(
                         list.iter().map(|(i, weight)| Endpoint::at(names[*i]).with_weight(*weight)),
                     ));
                     listed = list.iter().map(|(i, _)| names[*i]).collect();
                     picks.retain(|name, _| listed.contains(name));
                 }
                 Step::PickArgs(calls, rate) => {
-                    let ready = |name: &&&str| world.state_of(name) == Some(evenkeel_core::ConnectivityState::Ready);
+                    let ready = |name: &&&str| sim.state_of(name) == Some(evenkeel_core::ConnectivityState::Ready);
                     let ready: Vec<&str> = listed.iter().filter(ready).copied().collect();
                     for _ in 0..calls {
-                        let outcome = world.pick().finish(Code::Ok, Some(&load(rate)));
+                        let outcome = sim.pick().finish(Code::Ok, Some(&load(rate)));
                         match ready.iter().find(|name| **name == outcome) {
                             Some(name) => *picks.entry(name).or_default() += 1,
                             None => prop_assert!(
@@ -960,7 +955,7 @@ proptest! {
                     }
                 }
             }
-            let rows = world.describe().endpoints;
+            let rows = sim.describe().endpoints;
             let sum: f64 = rows.iter().filter_map(|row| row.share).sum();
             let whole = if rows.iter().any(|row| row.share.is_some()) { 1.0 } else { 0.0 };
             prop_assert!((sum - whole).abs() < 1e-9, "shares sum to {sum}");
@@ -988,13 +983,13 @@ mod threads {
             for unit in [1.0, 1.000_1] {
                 // By the second unit the order is too long to be tabled.
                 let list = [("a", 1.0), ("b", 2.0 * unit), ("c", 4.0)];
-                let mut world = reported(&at_once(), list);
-                world.advance(secs(1));
-                let before: Vec<u64> = world.describe().endpoints.iter().map(|row| row.picks).collect();
-                let ids = ["a", "b", "c"].map(|address| world.find(address).unwrap());
+                let mut sim = reported(&at_once(), list);
+                sim.advance(secs(1));
+                let before: Vec<u64> = sim.describe().endpoints.iter().map(|row| row.picks).collect();
+                let ids = ["a", "b", "c"].map(|address| sim.find(address).unwrap());
                 let counts = [const { AtomicU64::new(0) }; 3];
-                let (picker, per_thread) = (world.picker(), 70_000 / threads);
-                let at = world.now();
+                let (picker, per_thread) = (sim.picker(), 70_000 / threads);
+                let at = sim.now();
                 thread::scope(|scope| {
                     for _ in 0..threads {
                         scope.spawn(|| {
@@ -1017,7 +1012,7 @@ mod threads {
                 });
                 let all = (per_thread * threads) as f64;
                 let total: f64 = list.iter().map(|(_, weight)| weight).sum();
-                let rows = world.describe().endpoints;
+                let rows = sim.describe().endpoints;
                 for (i, (address, weight)) in list.iter().enumerate() {
                     let (had, due) = (counts[i].load(Ordering::Relaxed), all * weight / total);
                     assert!(

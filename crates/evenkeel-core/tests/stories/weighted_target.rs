@@ -36,8 +36,8 @@ pub(crate) fn tolerance(n: usize, p: f64) -> f64 {
 }
 
 /// Checks that `n` calls are spread by weight.
-pub(crate) fn check_shares(world: &mut CoreSim, n: usize, weights: &[(&str, u32)]) {
-    let shares = world.shares(n);
+pub(crate) fn check_shares(sim: &mut CoreSim, n: usize, weights: &[(&str, u32)]) {
+    let shares = sim.shares(n);
     let sum: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
     for (name, weight) in weights {
         let p = f64::from(*weight) / sum;
@@ -51,39 +51,39 @@ pub(crate) fn check_shares(world: &mut CoreSim, n: usize, weights: &[(&str, u32)
 /// WT-1, WT-2: a weight change reaches the picks at once and touches no connection.
 #[test]
 fn calls_follow_the_weights() {
-    let mut world = CoreSim::new(&spread([("a", 75), ("b", 25)]), alone(["a", "b"])).all_up();
-    check_shares(&mut world, 100_000, &[("a", 75), ("b", 25)]);
-    assert_eq!(world.dialled(), ["a", "b"]);
-    world.published();
+    let mut sim = CoreSim::new(&spread([("a", 75), ("b", 25)]), alone(["a", "b"])).all_up();
+    check_shares(&mut sim, 100_000, &[("a", 75), ("b", 25)]);
+    assert_eq!(sim.dialled(), ["a", "b"]);
+    sim.published();
     for weights in [[("a", 1), ("b", 99)], [("a", 50), ("b", 50)], [("a", u32::MAX), ("b", 1)]] {
-        world.config(&spread(weights));
-        assert_eq!(world.published(), 1);
-        check_shares(&mut world, 20_000, &weights);
+        sim.config(&spread(weights));
+        assert_eq!(sim.published(), 1);
+        check_shares(&mut sim, 20_000, &weights);
     }
-    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
+    assert_eq!((sim.dialled().len(), sim.closed().len()), (0, 0));
 }
 
 /// WT-7: the sum of these weights overflows 32 bits.
 #[test]
 fn the_greatest_weights_do_not_overflow() {
     let weights = [("a", u32::MAX), ("b", u32::MAX), ("c", u32::MAX), ("d", u32::MAX - 1), ("e", 1 << 31)];
-    let mut world = CoreSim::new(&spread(weights), alone(weights.map(|(name, _)| name))).all_up();
-    check_shares(&mut world, 100_000, &weights);
+    let mut sim = CoreSim::new(&spread(weights), alone(weights.map(|(name, _)| name))).all_up();
+    check_shares(&mut sim, 100_000, &weights);
 }
 
 /// WT-2: no call goes to a child that is not ready, and its part is split by weight among the others.
 #[test]
 fn only_ready_children_get_calls() {
-    let mut world = CoreSim::new(&spread([("a", 5), ("b", 3), ("c", 2)]), alone(["a", "b", "c"]));
-    assert_eq!(world.picks(2), ["queue", "queue"]);
-    world.up("a");
-    assert_eq!(world.shares(100), [("a".to_owned(), 100)].into());
-    world.up("c");
-    check_shares(&mut world, 20_000, &[("a", 5), ("c", 2)]);
-    world.up("b");
-    check_shares(&mut world, 20_000, &[("a", 5), ("b", 3), ("c", 2)]);
-    world.down("a");
-    check_shares(&mut world, 20_000, &[("b", 3), ("c", 2)]);
+    let mut sim = CoreSim::new(&spread([("a", 5), ("b", 3), ("c", 2)]), alone(["a", "b", "c"]));
+    assert_eq!(sim.picks(2), ["queue", "queue"]);
+    sim.up("a");
+    assert_eq!(sim.shares(100), [("a".to_owned(), 100)].into());
+    sim.up("c");
+    check_shares(&mut sim, 20_000, &[("a", 5), ("c", 2)]);
+    sim.up("b");
+    check_shares(&mut sim, 20_000, &[("a", 5), ("b", 3), ("c", 2)]);
+    sim.down("a");
+    check_shares(&mut sim, 20_000, &[("b", 3), ("c", 2)]);
 }
 
 /// WT-3: every combination of the states of three children.
@@ -102,9 +102,9 @@ fn states_are_summed_up() {
         let names = ["a", "b", "c"];
         let children = names.iter().zip(combination).zip([1, 2, 3]);
         let config = targets(children.map(|((name, state), weight)| (*name, weight, scripted(name, state))));
-        let mut world = scripted::world(&config, Endpoints::none());
-        assert_eq!(world.state(), expected, "{combination:?}");
-        let said: BTreeSet<String> = (0..200).map(|_| said(&world.pick())).collect();
+        let mut sim = scripted::sim(&config, Endpoints::none());
+        assert_eq!(sim.state(), expected, "{combination:?}");
+        let said: BTreeSet<String> = (0..200).map(|_| said(&sim.pick())).collect();
         let mut expected: BTreeSet<String> = names
             .iter()
             .zip(combination)
@@ -121,14 +121,14 @@ fn states_are_summed_up() {
 /// WT-3: when all have failed, a call hears from one of them, by weight.
 #[test]
 fn failures_are_told_by_weight() {
-    let mut world = CoreSim::new(&spread([("a", 9), ("b", 1)]), alone(["a", "b"]));
-    world.fail("a");
-    assert_eq!(world.state(), Connecting);
-    world.fail("b");
-    assert_eq!(world.state(), TransientFailure);
+    let mut sim = CoreSim::new(&spread([("a", 9), ("b", 1)]), alone(["a", "b"]));
+    sim.fail("a");
+    assert_eq!(sim.state(), Connecting);
+    sim.fail("b");
+    assert_eq!(sim.state(), TransientFailure);
     let mut hits = BTreeMap::<String, usize>::new();
     for _ in 0..10_000 {
-        let message = world.pick().status().expect("the call fails").message().to_owned();
+        let message = sim.pick().status().expect("the call fails").message().to_owned();
         *hits.entry(message).or_default() += 1;
     }
     let a = hits["a: a refused"] as f64;
@@ -140,7 +140,7 @@ fn failures_are_told_by_weight() {
 #[test]
 fn failure_sticks_until_ready() {
     let one = |state| targets([("a", 1, scripted("a", state)), ("b", 1, scripted("b", TransientFailure))]);
-    let mut world = scripted::world(&one(Connecting), Endpoints::none());
+    let mut sim = scripted::sim(&one(Connecting), Endpoints::none());
     let steps: [(ConnectivityState, ConnectivityState); 9] = [
         (Connecting, Connecting),
         (Idle, Idle),
@@ -153,8 +153,8 @@ fn failure_sticks_until_ready() {
         (TransientFailure, TransientFailure),
     ];
     for (i, (given, expected)) in steps.into_iter().enumerate() {
-        world.config(&one(given));
-        assert_eq!(world.state(), expected, "step {i}");
+        sim.config(&one(given));
+        assert_eq!(sim.state(), expected, "step {i}");
     }
 }
 
@@ -163,45 +163,45 @@ fn failure_sticks_until_ready() {
 fn an_idle_child_connects_again_by_itself() {
     let pick_first = || json!([{"pick_first": {}}]);
     let config = targets([("a", 1, pick_first()), ("b", 1, pick_first())]);
-    let mut world = CoreSim::new(&config, alone(["a", "b"]));
-    world.ready("a");
-    world.ready("b");
-    world.dialled();
-    world.lose("a");
-    assert_eq!(world.dialled(), ["a"]);
-    assert_eq!(world.shares(50), [("b".to_owned(), 50)].into());
-    world.ready("a");
-    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
+    let mut sim = CoreSim::new(&config, alone(["a", "b"]));
+    sim.ready("a");
+    sim.ready("b");
+    sim.dialled();
+    sim.lose("a");
+    assert_eq!(sim.dialled(), ["a"]);
+    assert_eq!(sim.shares(50), [("b".to_owned(), 50)].into());
+    sim.ready("a");
+    check_shares(&mut sim, 1_000, &[("a", 1), ("b", 1)]);
 }
 
 /// WT-4: a child that comes back within 15 minutes has kept its connections; after that it is gone.
 #[test]
 fn a_removed_child_is_kept_for_fifteen_minutes() {
     let (both, one) = (spread([("a", 1), ("b", 1)]), spread([("a", 1)]));
-    let mut world = CoreSim::new(&both, alone(["a", "b"])).all_up();
-    assert_eq!(world.dialled(), ["a", "b"]);
+    let mut sim = CoreSim::new(&both, alone(["a", "b"])).all_up();
+    assert_eq!(sim.dialled(), ["a", "b"]);
 
-    world.update(&one, alone(["a"]));
-    assert_eq!(world.shares(100), [("a".to_owned(), 100)].into());
-    world.advance(secs(14 * 60 + 59));
-    assert_eq!(world.subchannel_count(), 2);
-    assert_eq!(world.describe().details["leaving"], json!({"b": "in 1s"}));
-    world.update(&both, alone(["a", "b"]));
-    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
-    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
-    assert_eq!(world.wake_at(), None);
-    world.advance(secs(60 * 60));
-    assert_eq!(world.closed().len(), 0);
+    sim.update(&one, alone(["a"]));
+    assert_eq!(sim.shares(100), [("a".to_owned(), 100)].into());
+    sim.advance(secs(14 * 60 + 59));
+    assert_eq!(sim.subchannel_count(), 2);
+    assert_eq!(sim.describe().details["leaving"], json!({"b": "in 1s"}));
+    sim.update(&both, alone(["a", "b"]));
+    check_shares(&mut sim, 1_000, &[("a", 1), ("b", 1)]);
+    assert_eq!((sim.dialled().len(), sim.closed().len()), (0, 0));
+    assert_eq!(sim.wake_at(), None);
+    sim.advance(secs(60 * 60));
+    assert_eq!(sim.closed().len(), 0);
 
-    world.update(&one, alone(["a"]));
-    let gone = world.now() + secs(15 * 60);
-    assert_eq!(world.wake_at(), Some(gone));
-    world.advance(secs(15 * 60 + 1));
-    assert_eq!(world.closed(), ["b"]);
-    assert!(!world.describe().details.contains_key("leaving"));
-    assert_eq!(world.wake_at(), None);
-    world.update(&both, alone(["a", "b"]));
-    assert_eq!(world.dialled(), ["b"]);
+    sim.update(&one, alone(["a"]));
+    let gone = sim.now() + secs(15 * 60);
+    assert_eq!(sim.wake_at(), Some(gone));
+    sim.advance(secs(15 * 60 + 1));
+    assert_eq!(sim.closed(), ["b"]);
+    assert!(!sim.describe().details.contains_key("leaving"));
+    assert_eq!(sim.wake_at(), None);
+    sim.update(&both, alone(["a", "b"]));
+    assert_eq!(sim.dialled(), ["b"]);
 }
 
 /// WT-4: the 15 minutes run from the removal, whatever else is updated; and they are over when the process slept
@@ -209,56 +209,56 @@ fn a_removed_child_is_kept_for_fifteen_minutes() {
 #[test]
 fn retention_runs_from_the_removal() {
     let (both, one) = (spread([("a", 1), ("b", 1)]), spread([("a", 1)]));
-    let mut world = CoreSim::new(&both, alone(["a", "b"])).all_up();
-    world.update(&one, alone(["a"]));
+    let mut sim = CoreSim::new(&both, alone(["a", "b"])).all_up();
+    sim.update(&one, alone(["a"]));
     for _ in 0..14 {
-        world.advance(secs(60));
-        world.update(&spread([("a", 2)]), alone(["a"]));
-        world.update(&spread([("a", 1), ("c", 1)]), alone(["a", "c"]));
-        world.update(&one, alone(["a"]));
+        sim.advance(secs(60));
+        sim.update(&spread([("a", 2)]), alone(["a"]));
+        sim.update(&spread([("a", 1), ("c", 1)]), alone(["a", "c"]));
+        sim.update(&one, alone(["a"]));
     }
-    assert!(world.closed().is_empty());
-    world.advance(secs(60));
-    assert_eq!(world.closed(), ["b"]);
+    assert!(sim.closed().is_empty());
+    sim.advance(secs(60));
+    assert_eq!(sim.closed(), ["b"]);
 
-    let mut world = CoreSim::new(&both, alone(["a", "b"])).all_up();
-    world.update(&one, alone(["a"]));
-    world.dialled();
-    world.sleep_through(secs(20 * 60));
-    assert_eq!(world.closed(), ["b"]);
-    world.update(&both, alone(["a", "b"]));
-    assert_eq!(world.dialled(), ["b"]);
+    let mut sim = CoreSim::new(&both, alone(["a", "b"])).all_up();
+    sim.update(&one, alone(["a"]));
+    sim.dialled();
+    sim.sleep_through(secs(20 * 60));
+    assert_eq!(sim.closed(), ["b"]);
+    sim.update(&both, alone(["a", "b"]));
+    assert_eq!(sim.dialled(), ["b"]);
 }
 
 /// WT-4: a child that is leaving goes on with its connections but counts for nothing, and all may leave.
 #[test]
 fn leaving_children_do_not_count() {
     let both = spread([("a", 1), ("b", 1)]);
-    let mut world = CoreSim::new(&both, alone(["a", "b"])).all_up();
-    world.update(&spread([("a", 1)]), alone(["a"]));
-    world.published();
-    world.down("b");
-    world.up("b");
-    assert_eq!(world.published(), 0);
-    world.down("a");
-    world.advance(secs(2));
-    assert_eq!((world.state(), world.state_of("b")), (TransientFailure, Some(Ready)));
-    world.update(&spread([]), Endpoints::none());
-    assert_eq!((world.state(), world.state_of("b")), (TransientFailure, Some(Ready)));
-    world.advance(secs(16 * 60));
-    assert_eq!(world.subchannel_count(), 0);
+    let mut sim = CoreSim::new(&both, alone(["a", "b"])).all_up();
+    sim.update(&spread([("a", 1)]), alone(["a"]));
+    sim.published();
+    sim.down("b");
+    sim.up("b");
+    assert_eq!(sim.published(), 0);
+    sim.down("a");
+    sim.advance(secs(2));
+    assert_eq!((sim.state(), sim.state_of("b")), (TransientFailure, Some(Ready)));
+    sim.update(&spread([]), Endpoints::none());
+    assert_eq!((sim.state(), sim.state_of("b")), (TransientFailure, Some(Ready)));
+    sim.advance(secs(16 * 60));
+    assert_eq!(sim.subchannel_count(), 0);
 }
 
 /// WT-5
 #[test]
 fn without_targets_calls_fail() {
     for config in [json!([{"weighted_target_experimental": {}}]), spread([])] {
-        let mut world = CoreSim::new(&config, alone(["a"]));
-        assert_eq!(world.state(), TransientFailure);
-        let status = world.pick().status().cloned().expect("the call fails");
+        let mut sim = CoreSim::new(&config, alone(["a"]));
+        assert_eq!(sim.state(), TransientFailure);
+        let status = sim.pick().status().cloned().expect("the call fails");
         assert_eq!((status.code(), status.message()), (Code::Unavailable, "no targets to send calls to"));
-        world.note("node n1");
-        let status = world.pick().status().cloned().expect("the call fails");
+        sim.note("node n1");
+        let status = sim.pick().status().cloned().expect("the call fails");
         assert_eq!(status.message(), "no targets to send calls to (node n1)");
     }
 }
@@ -275,8 +275,8 @@ fn a_child_is_given_its_name_and_its_group() {
         ("b", endpoints(["b.1"])),
         ("unknown", endpoints(["u"])),
     ]);
-    let world = scripted::world(&config, groups);
-    let tree = world.describe();
+    let sim = scripted::sim(&config, groups);
+    let tree = sim.describe();
     let names: Vec<_> = tree.children.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["a", "b", "c"]);
     let (a, b, c) = (&tree.children[0].1, &tree.children[1].1, &tree.children[2].1);
@@ -300,32 +300,32 @@ fn an_update_publishes_one_picker() {
     };
     let config = spread([("a", 1), ("b", 2), ("c", 3)]);
     let groups = |n| Endpoints::groups([group("a", n), group("b", n), group("c", n)]);
-    let mut world = CoreSim::new(&config, groups(3)).all_up();
-    world.published();
-    world.update(&spread([("a", 3), ("b", 3), ("c", 3)]), groups(2));
-    assert_eq!(world.published(), 1);
-    world.config(&spread([("a", 3), ("b", 3), ("c", 3)]));
-    assert_eq!(world.published(), 0);
+    let mut sim = CoreSim::new(&config, groups(3)).all_up();
+    sim.published();
+    sim.update(&spread([("a", 3), ("b", 3), ("c", 3)]), groups(2));
+    assert_eq!(sim.published(), 1);
+    sim.config(&spread([("a", 3), ("b", 3), ("c", 3)]));
+    assert_eq!(sim.published(), 0);
 }
 
 /// LBX-12 below a target: another policy takes over without a gap.
 #[test]
 fn a_target_changes_its_policy() {
-    let mut world = CoreSim::new(&spread([("a", 1), ("b", 1)]), alone(["a", "b"])).all_up();
-    world.dialled();
+    let mut sim = CoreSim::new(&spread([("a", 1), ("b", 1)]), alone(["a", "b"])).all_up();
+    sim.dialled();
     let pick_first = |name| (name, 1, json!([{"pick_first": {}}]));
-    world.config(&targets([pick_first("a"), pick_first("b")]));
-    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
-    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
+    sim.config(&targets([pick_first("a"), pick_first("b")]));
+    check_shares(&mut sim, 1_000, &[("a", 1), ("b", 1)]);
+    assert_eq!((sim.dialled().len(), sim.closed().len()), (0, 0));
 }
 
 #[test]
 fn the_tree_shows_weights_and_shares() {
-    let mut world = CoreSim::new(&spread([("a", 3), ("b", 1), ("c", 4)]), alone(["a", "b", "c"]));
-    world.up("a");
-    world.up("b");
+    let mut sim = CoreSim::new(&spread([("a", 3), ("b", 1), ("c", 4)]), alone(["a", "b", "c"]));
+    sim.up("a");
+    sim.up("b");
     assert_eq!(
-        world.describe().details["targets"],
+        sim.describe().details["targets"],
         json!({
             "a": {"weight": 3, "state": "READY", "share": 0.75},
             "b": {"weight": 1, "state": "READY", "share": 0.25},
@@ -381,9 +381,9 @@ proptest! {
     fn shares_follow_any_weights(weights in prop::collection::vec(any_weight(), 1..8)) {
         let names = ["a", "b", "c", "d", "e", "f", "g"];
         let weights: Vec<(&str, u32)> = names.into_iter().zip(weights).collect();
-        let mut world = CoreSim::new(&spread(weights.clone()), alone(weights.iter().map(|(name, _)| *name)));
-        world = world.all_up();
-        check_shares(&mut world, 4_000, &weights);
+        let mut sim = CoreSim::new(&spread(weights.clone()), alone(weights.iter().map(|(name, _)| *name)));
+        sim = sim.all_up();
+        check_shares(&mut sim, 4_000, &weights);
     }
 }
 

@@ -35,11 +35,11 @@ fn zoned<'a>(all: impl IntoIterator<Item = (&'a str, &'a str, u32)>) -> Endpoint
 fn a_target_per_locality() {
     let config =
         json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"scripted": {"state": "READY"}}]}}]);
-    let world = scripted::world(
+    let sim = scripted::sim(
         &config,
         zoned([("b1", "b", 1), ("a1", "a", 3), ("b2", "b", 1), ("a2", "a", 3), ("c1", "c", 0)]),
     );
-    let tree = world.describe();
+    let tree = sim.describe();
     let (name, targets) = &tree.children[0];
     assert_eq!((name.as_str(), targets.policy.as_str()), ("weighted_target", "weighted_target_experimental"));
     let expected = [
@@ -60,11 +60,11 @@ fn a_target_per_locality() {
 /// WL-2, WT-7: calls are split by locality weight first, then by the policy inside.
 #[test]
 fn calls_follow_the_locality_weights() {
-    let mut world =
+    let mut sim =
         CoreSim::new(&config(), zoned([("a", "a", 6), ("b", "b", 2), ("c", "b", 2), ("d", "d", 4)])).all_up();
-    check_shares(&mut world, 100_000, &[("a", 6), ("b", 1), ("c", 1), ("d", 4)]);
-    world.endpoints(zoned([("a", "a", u32::MAX), ("b", "b", u32::MAX), ("d", "d", 1)]));
-    check_shares(&mut world, 20_000, &[("a", u32::MAX), ("b", u32::MAX), ("d", 1)]);
+    check_shares(&mut sim, 100_000, &[("a", 6), ("b", 1), ("c", 1), ("d", 4)]);
+    sim.endpoints(zoned([("a", "a", u32::MAX), ("b", "b", u32::MAX), ("d", "d", 1)]));
+    check_shares(&mut sim, 20_000, &[("a", u32::MAX), ("b", u32::MAX), ("d", 1)]);
 }
 
 /// WL-2: endpoints without a locality are in the empty one, with the weight 1.
@@ -72,28 +72,27 @@ fn calls_follow_the_locality_weights() {
 fn endpoints_without_a_locality_are_in_the_empty_one() {
     let empty = Endpoint::at("b").with_locality(Arc::default(), 1);
     let all = [Endpoint::at("a"), empty, Endpoint::at("c").with_locality(locality("c"), 4)];
-    let mut world = CoreSim::new(&config(), Endpoints::list(all)).all_up();
-    check_shares(&mut world, 10_000, &[("a", 1), ("b", 1), ("c", 8)]);
-    let names: Vec<_> =
-        world.describe().children[0].1.children.iter().map(|(name, _)| name.clone()).collect();
+    let mut sim = CoreSim::new(&config(), Endpoints::list(all)).all_up();
+    check_shares(&mut sim, 10_000, &[("a", 1), ("b", 1), ("c", 8)]);
+    let names: Vec<_> = sim.describe().children[0].1.children.iter().map(|(name, _)| name.clone()).collect();
     assert_eq!(names, ["{region=\"\", zone=\"\", sub_zone=\"\"}".to_owned(), label("c")]);
-    assert!(world.warnings().is_empty());
+    assert!(sim.warnings().is_empty());
 }
 
 /// WL-3: told once, shown for as long as it is so.
 #[test]
 fn of_two_weights_the_first_counts() {
-    let mut world =
+    let mut sim =
         CoreSim::new(&config(), zoned([("a", "a", 3), ("b", "b", 1), ("c", "a", 5), ("d", "a", 7)])).all_up();
     let warning = format!("locality {} has two weights: 3 came first and counts, 5 is ignored", label("a"));
-    assert_eq!(world.describe().warnings, world.warnings());
-    assert_eq!(world.describe().warnings, [warning]);
-    check_shares(&mut world, 10_000, &[("a", 1), ("b", 1), ("c", 1), ("d", 1)]);
-    world.down("b");
-    world.advance(secs(60));
-    assert!(world.warnings().is_empty());
-    world.endpoints(zoned([("a", "a", 3), ("b", "b", 1)]));
-    assert!(world.describe().warnings.is_empty());
+    assert_eq!(sim.describe().warnings, sim.warnings());
+    assert_eq!(sim.describe().warnings, [warning]);
+    check_shares(&mut sim, 10_000, &[("a", 1), ("b", 1), ("c", 1), ("d", 1)]);
+    sim.down("b");
+    sim.advance(secs(60));
+    assert!(sim.warnings().is_empty());
+    sim.endpoints(zoned([("a", "a", 3), ("b", "b", 1)]));
+    assert!(sim.describe().warnings.is_empty());
 }
 
 /// WL-3: names that read the same name the same child, so nothing else may tell their localities apart.
@@ -105,26 +104,26 @@ fn localities_that_read_the_same_are_one() {
     let (one, other) = (tricky("r\", zone=\"s", "t"), tricky("r", "s\", zone=\"t"));
     assert_eq!(one.to_string(), other.to_string());
     let all = [Endpoint::at("a").with_locality(one, 1), Endpoint::at("b").with_locality(other, 2)];
-    let mut world = CoreSim::new(&config(), Endpoints::list(all)).all_up();
-    assert_eq!(world.warnings().len(), 1);
-    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
+    let mut sim = CoreSim::new(&config(), Endpoints::list(all)).all_up();
+    assert_eq!(sim.warnings().len(), 1);
+    check_shares(&mut sim, 1_000, &[("a", 1), ("b", 1)]);
 }
 
 /// WL-4, LBX-11, fault 66
 #[test]
 fn a_weight_change_reconnects_nothing_and_splits_anew_at_once() {
-    let mut world = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
-    assert_eq!(world.dialled(), ["a", "b"]);
-    world.endpoints(zoned([("a", "a", 9), ("b", "b", 1)]));
-    check_shares(&mut world, 50_000, &[("a", 9), ("b", 1)]);
-    world.published();
+    let mut sim = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
+    assert_eq!(sim.dialled(), ["a", "b"]);
+    sim.endpoints(zoned([("a", "a", 9), ("b", "b", 1)]));
+    check_shares(&mut sim, 50_000, &[("a", 9), ("b", 1)]);
+    sim.published();
     for i in 1..=1_000 {
-        world.endpoints(zoned([("a", "a", i), ("b", "b", 1_001 - i)]));
-        assert_eq!(world.published(), 1);
-        assert!(!world.picks(3).contains(&"fail".to_owned()));
+        sim.endpoints(zoned([("a", "a", i), ("b", "b", 1_001 - i)]));
+        assert_eq!(sim.published(), 1);
+        assert!(!sim.picks(3).contains(&"fail".to_owned()));
     }
-    check_shares(&mut world, 50_000, &[("a", 1_000), ("b", 1)]);
-    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
+    check_shares(&mut sim, 50_000, &[("a", 1_000), ("b", 1)]);
+    assert_eq!((sim.dialled().len(), sim.closed().len()), (0, 0));
 }
 
 /// WL-2: a locality in which nothing changed is left alone, even when the same endpoints come in a new list.
@@ -132,9 +131,9 @@ fn a_weight_change_reconnects_nothing_and_splits_anew_at_once() {
 fn an_update_touches_only_what_changed() {
     let config =
         json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"scripted": {"state": "READY"}}]}}]);
-    let mut world = scripted::world(&config, zoned([("a", "a", 1), ("b", "b", 1)]));
-    let updates = |world: &CoreSim| {
-        let tree = world.describe();
+    let mut sim = scripted::sim(&config, zoned([("a", "a", 1), ("b", "b", 1)]));
+    let updates = |sim: &CoreSim| {
+        let tree = sim.describe();
         let children = &tree.children[0].1.children;
         [0, 1].map(|i| children[i].1.details["updates"].as_u64())
     };
@@ -144,8 +143,8 @@ fn an_update_touches_only_what_changed() {
         (zoned([("c", "b", 1), ("a", "a", 1), ("b", "b", 1)]), [1, 3]),
         (zoned([("c", "b", 1), ("a", "a", 2), ("b", "b", 1)]), [2, 3]),
     ] {
-        world.endpoints(update);
-        assert_eq!(updates(&world), expected.map(Some));
+        sim.endpoints(update);
+        assert_eq!(updates(&sim), expected.map(Some));
     }
 }
 
@@ -153,64 +152,64 @@ fn an_update_touches_only_what_changed() {
 #[test]
 fn a_locality_that_empties_leaves() {
     let both = || zoned([("a", "a", 1), ("b", "b", 1)]);
-    let mut world = CoreSim::new(&config(), both()).all_up();
-    world.endpoints(zoned([("a", "a", 1)]));
-    assert_eq!(world.shares(50), [("a".to_owned(), 50)].into());
-    let targets = &world.describe().children[0].1.details["targets"];
+    let mut sim = CoreSim::new(&config(), both()).all_up();
+    sim.endpoints(zoned([("a", "a", 1)]));
+    assert_eq!(sim.shares(50), [("a".to_owned(), 50)].into());
+    let targets = &sim.describe().children[0].1.details["targets"];
     assert_eq!(targets.as_object().map(serde_json::Map::len), Some(1));
-    world.advance(secs(14 * 60 + 59));
-    world.endpoints(both());
-    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
-    assert_eq!(world.dialled(), ["a", "b"]);
-    world.endpoints(zoned([("a", "a", 1)]));
-    world.advance(secs(15 * 60 + 1));
-    assert_eq!(world.closed(), ["b"]);
+    sim.advance(secs(14 * 60 + 59));
+    sim.endpoints(both());
+    check_shares(&mut sim, 1_000, &[("a", 1), ("b", 1)]);
+    assert_eq!(sim.dialled(), ["a", "b"]);
+    sim.endpoints(zoned([("a", "a", 1)]));
+    sim.advance(secs(15 * 60 + 1));
+    assert_eq!(sim.closed(), ["b"]);
 }
 
 /// WL-2: an endpoint that moves to another locality keeps its connection.
 #[test]
 fn an_endpoint_moves() {
-    let mut world = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
-    world.endpoints(zoned([("a", "a", 1), ("b", "c", 3)]));
-    check_shares(&mut world, 10_000, &[("a", 1), ("b", 3)]);
-    assert_eq!(world.dialled(), ["a", "b"]);
-    world.advance(secs(60 * 60));
-    assert!(world.closed().is_empty());
+    let mut sim = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
+    sim.endpoints(zoned([("a", "a", 1), ("b", "c", 3)]));
+    check_shares(&mut sim, 10_000, &[("a", 1), ("b", 3)]);
+    assert_eq!(sim.dialled(), ["a", "b"]);
+    sim.advance(secs(60 * 60));
+    assert!(sim.closed().is_empty());
 }
 
 /// WL-5, WT-5, fault 25
 #[test]
 fn without_endpoints_calls_fail_at_once() {
-    let mut world = CoreSim::new(&config(), Endpoints::none());
-    assert_eq!(world.state(), TransientFailure);
-    let status = world.pick().status().cloned().expect("the call fails");
+    let mut sim = CoreSim::new(&config(), Endpoints::none());
+    assert_eq!(sim.state(), TransientFailure);
+    let status = sim.pick().status().cloned().expect("the call fails");
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "no targets to send calls to"));
-    world = world.all_up();
-    world.endpoints(zoned([("a", "a", 1)]));
-    assert_eq!(world.picks(1), ["a"]);
-    world.endpoints(Endpoints::none());
-    assert_eq!(world.picks(1), ["fail"]);
+    sim = sim.all_up();
+    sim.endpoints(zoned([("a", "a", 1)]));
+    assert_eq!(sim.picks(1), ["a"]);
+    sim.endpoints(Endpoints::none());
+    assert_eq!(sim.picks(1), ["fail"]);
 }
 
 /// LBX-12: another policy inside takes over in every locality without a gap.
 #[test]
 fn the_policy_inside_changes() {
-    let mut world = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
-    world.config(&json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"pick_first": {}}]}}]));
-    assert_eq!(world.describe().children[0].1.children[1].1.policy, "pick_first");
-    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
-    assert_eq!(world.dialled(), ["a", "b"]);
+    let mut sim = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
+    sim.config(&json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"pick_first": {}}]}}]));
+    assert_eq!(sim.describe().children[0].1.children[1].1.policy, "pick_first");
+    check_shares(&mut sim, 1_000, &[("a", 1), ("b", 1)]);
+    assert_eq!(sim.dialled(), ["a", "b"]);
 }
 
 /// The same endpoint twice, and once more in another locality, is one connection.
 #[test]
 fn duplicates_share_a_connection() {
-    let mut world = CoreSim::new(&config(), zoned([("a", "a", 1), ("a", "a", 1), ("a", "b", 1)])).all_up();
-    assert_eq!(world.picks(2), ["a", "a"]);
-    assert_eq!(world.dialled(), ["a"]);
-    world.endpoints(endpoints([]));
-    world.advance(secs(16 * 60));
-    assert_eq!(world.closed(), ["a"]);
+    let mut sim = CoreSim::new(&config(), zoned([("a", "a", 1), ("a", "a", 1), ("a", "b", 1)])).all_up();
+    assert_eq!(sim.picks(2), ["a", "a"]);
+    assert_eq!(sim.dialled(), ["a"]);
+    sim.endpoints(endpoints([]));
+    sim.advance(secs(16 * 60));
+    assert_eq!(sim.closed(), ["a"]);
 }
 
 /// WL-1, LBX-2, and the names under which other implementations know it.
@@ -238,17 +237,17 @@ proptest! {
         updates in prop::collection::vec(prop::collection::vec(0u32..5, 4), 1..6),
     ) {
         let names = ["a", "b", "c", "d"];
-        let mut world = CoreSim::new(&config(), Endpoints::none()).all_up();
+        let mut sim = CoreSim::new(&config(), Endpoints::none()).all_up();
         let mut dialled = Vec::new();
         for weights in updates {
             // Weight 0 stands for a locality that is absent.
             let present: Vec<_> = names.into_iter().zip(weights).filter(|(_, weight)| *weight > 0).collect();
-            world.endpoints(zoned(present.iter().map(|(name, weight)| (*name, *name, *weight))));
-            dialled.extend(world.dialled());
+            sim.endpoints(zoned(present.iter().map(|(name, weight)| (*name, *name, *weight))));
+            dialled.extend(sim.dialled());
             if present.is_empty() {
-                prop_assert_eq!(world.picks(1), ["fail"]);
+                prop_assert_eq!(sim.picks(1), ["fail"]);
             } else {
-                check_shares(&mut world, 2_000, &present);
+                check_shares(&mut sim, 2_000, &present);
             }
         }
         dialled.sort();
@@ -264,15 +263,15 @@ fn named_groups_are_localities() {
     let groups = |near, far| {
         Endpoints::weighted_groups([("near", near, endpoints(["a", "b"])), ("far", far, endpoints(["c"]))])
     };
-    let mut world = CoreSim::new(&config(), groups(3, 1)).all_up();
-    let far = world.shares(8_000)["c"];
+    let mut sim = CoreSim::new(&config(), groups(3, 1)).all_up();
+    let far = sim.shares(8_000)["c"];
     assert!((1_840..=2_160).contains(&far), "{far} of 8,000 instead of a quarter");
-    world.dialled();
-    world.endpoints(groups(0, 0));
-    let far = world.shares(8_000)["c"];
+    sim.dialled();
+    sim.endpoints(groups(0, 0));
+    let far = sim.shares(8_000)["c"];
     assert!((3_820..=4_180).contains(&far), "{far} of 8,000 instead of half");
-    assert!(world.dialled().is_empty(), "other weights are no reason to reconnect");
-    let targets = &world.describe().children[0].1;
+    assert!(sim.dialled().is_empty(), "other weights are no reason to reconnect");
+    let targets = &sim.describe().children[0].1;
     let names: Vec<&str> = targets.children.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["far", "near"]);
 }

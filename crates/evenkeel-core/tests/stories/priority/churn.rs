@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use evenkeel_core::Rng;
 
-use super::{Priorities, existing, secs, update, world};
+use super::{Priorities, existing, secs, sim, update};
 
 /// What can be a priority: a policy over some endpoints, under a name of the moment.
 const PARTS: [(&str, &str); 8] = [
@@ -78,37 +78,37 @@ impl Edited {
 #[test]
 fn a_thousand_edits_fail_no_call_and_reconnect_nobody() {
     let mut edited = Edited { rng: Rng::fixed(63), list: vec![(0, 0)], named: 0 };
-    let mut world = edited.apply(world);
+    let mut sim = edited.apply(sim);
     let mut connected = BTreeSet::new();
     let (mut waits, mut kept) = (0, 0);
     for step in 0..1_000 {
         let before = edited.list.clone();
         edited.edit();
-        edited.apply(|list| update(&mut world, list));
+        edited.apply(|list| update(&mut sim, list));
         let (_, top) = PARTS[edited.list[0].0];
         let is_top = |outcome: &String| top.contains(outcome.as_str());
         let context = format!("step {step}: {before:?} to {:?}", edited.list);
 
-        let dialled = world.dialled();
+        let dialled = sim.dialled();
         assert!(dialled.iter().all(|address| !connected.contains(address)), "{dialled:?} again; {context}");
-        for address in world.closed() {
+        for address in sim.closed() {
             connected.remove(&address);
         }
         let none_connected = !top.chars().any(|c| connected.contains(&c.to_string()));
-        for outcome in world.picks(3) {
+        for outcome in sim.picks(3) {
             let waits_rightly = none_connected && outcome == "queue";
             assert!(is_top(&outcome) || waits_rightly, "picked {outcome}; {context}");
             waits += usize::from(waits_rightly);
         }
         for address in dialled {
-            world.ready(&address);
+            sim.ready(&address);
             connected.insert(address);
         }
-        assert!(world.picks(3).iter().all(is_top), "{context}");
-        kept += existing(&world).len() - 1;
+        assert!(sim.picks(3).iter().all(is_top), "{context}");
+        kept += existing(&sim).len() - 1;
         if edited.below(5) == 0 {
-            world.advance(secs(100));
-            for address in world.closed() {
+            sim.advance(secs(100));
+            for address in sim.closed() {
                 connected.remove(&address);
             }
         }

@@ -163,11 +163,11 @@ impl Model {
         json!([{"priority_experimental": {"children": children, "priorities": self.priorities}}])
     }
 
-    fn agrees_with(&self, world: &CoreSim) -> Result<(), TestCaseError> {
-        prop_assert_eq!(chosen(world), self.current.map(str::to_owned));
-        prop_assert_eq!(world.state(), self.state());
-        prop_assert_eq!(existing(world).into_iter().collect::<BTreeSet<_>>(), self.existing());
-        prop_assert_eq!(deactivated(world), self.deactivated());
+    fn agrees_with(&self, sim: &CoreSim) -> Result<(), TestCaseError> {
+        prop_assert_eq!(chosen(sim), self.current.map(str::to_owned));
+        prop_assert_eq!(sim.state(), self.state());
+        prop_assert_eq!(existing(sim).into_iter().collect::<BTreeSet<_>>(), self.existing());
+        prop_assert_eq!(deactivated(sim), self.deactivated());
         Ok(())
     }
 }
@@ -289,35 +289,35 @@ proptest! {
             Scripted { stage: make.clone(), name: String::new(), shown: CachedState::default() }
         });
         let core = Core::builder(Rng::fixed(1)).build();
-        let mut world = CoreSim::with(core, registry, &model.config(policy), Endpoints::none());
-        model.agrees_with(&world)?;
+        let mut sim = CoreSim::with(core, registry, &model.config(policy), Endpoints::none());
+        model.agrees_with(&sim)?;
         for cue in cues {
             match cue {
                 Cue::Report(name, state) => {
                     model.reports.insert(name, state);
                     stage.with(|script| script.states.insert(name.to_owned(), state));
                     // Every policy looks again.
-                    world.handle(LbEvent::ExitIdle);
+                    sim.handle(LbEvent::ExitIdle);
                     model.handle_report(name);
                 }
                 Cue::Config(configured, priorities) => {
                     model.handle_config(configured, priorities);
-                    world.config(&model.config(policy));
+                    sim.config(&model.config(policy));
                 }
                 Cue::Advance(by) => {
-                    world.advance(by);
+                    sim.advance(by);
                     model.fire_until(model.now + by);
                 }
                 Cue::Sleep(by) => {
-                    world.sleep_through(by);
+                    sim.sleep_through(by);
                     // Asleep, nothing fired on time: all that is due fires at the end.
                     model.now += by;
                     model.fire_until(model.now);
                 }
             }
-            model.agrees_with(&world)?;
+            model.agrees_with(&sim)?;
             prop_assert_eq!(stage.with(|script| script.playing.clone()), model.existing());
-            let status = world.pick().status().map(|status| status.message().to_owned());
+            let status = sim.pick().status().map(|status| status.message().to_owned());
             prop_assert_eq!(status.as_deref(), Some(model.current.unwrap_or("the list of priorities is empty")));
         }
     }
@@ -345,8 +345,8 @@ fn any_happening() -> impl Strategy<Value = Happening> {
 
 impl Model {
     /// Takes over what the leaves report, as one update.
-    fn observe(&mut self, world: &CoreSim) {
-        let described = world.describe().children;
+    fn observe(&mut self, sim: &CoreSim) {
+        let described = sim.describe().children;
         self.reports = NAMES
             .into_iter()
             .filter_map(|name| {
@@ -376,15 +376,15 @@ proptest! {
         let policy = |name: &str| if "bd".contains(name) { json!({"pick_first": {}}) } else { json!({"round_robin": {}}) };
         let mut model = Model { configured: first.0, priorities: first.1, ..Model::default() };
         let endpoints = Endpoints::groups(NAMES.map(|name| (name, Endpoints::list([Endpoint::at(name)]))));
-        let mut world = CoreSim::new(&model.config(policy), endpoints);
-        model.observe(&world);
-        model.agrees_with(&world)?;
+        let mut sim = CoreSim::new(&model.config(policy), endpoints);
+        model.observe(&sim);
+        model.agrees_with(&sim)?;
         for happening in happenings {
             match happening {
-                Happening::Up(name) => world.up(name),
-                Happening::Down(name) => world.down(name),
+                Happening::Up(name) => sim.up(name),
+                Happening::Down(name) => sim.down(name),
                 Happening::PickArgs => {
-                    let outcome = world.pick().finish_ok();
+                    let outcome = sim.pick().finish_ok();
                     match model.state() {
                         ConnectivityState::Ready => prop_assert_eq!(Some(outcome.as_str()), model.current),
                         ConnectivityState::TransientFailure => prop_assert_eq!(outcome, "fail"),
@@ -394,33 +394,33 @@ proptest! {
                 Happening::Config(configured, priorities) => {
                     model.children.retain(|name, _| configured.contains(name));
                     (model.configured, model.priorities) = (configured, priorities);
-                    world.config(&model.config(policy));
+                    sim.config(&model.config(policy));
                 }
                 Happening::Advance(by) => {
-                    let end = world.now() + by;
+                    let end = sim.now() + by;
                     // Stop wherever the core acts, so that the model sees every step.
-                    while let Some(at) = world.wake_at().filter(|at| *at <= end) {
-                        world.advance(at.since(world.now()));
-                        model.observe_at(&world);
-                        model.agrees_with(&world)?;
+                    while let Some(at) = sim.wake_at().filter(|at| *at <= end) {
+                        sim.advance(at.since(sim.now()));
+                        model.observe_at(&sim);
+                        model.agrees_with(&sim)?;
                     }
-                    world.advance(end.since(world.now()));
+                    sim.advance(end.since(sim.now()));
                 }
             }
-            model.observe_at(&world);
-            model.agrees_with(&world)?;
+            model.observe_at(&sim);
+            model.agrees_with(&sim)?;
         }
     }
 }
 
 impl Model {
     /// Reports that came at this time come before timers that fire at this time.
-    fn observe_at(&mut self, world: &CoreSim) {
-        let now = world.now().since(Instant::ORIGIN);
+    fn observe_at(&mut self, sim: &CoreSim) {
+        let now = sim.now().since(Instant::ORIGIN);
         let due = |timer: &mut Option<Duration>| *timer = timer.filter(|at| *at > now);
         self.now = now;
         self.children.values_mut().for_each(|child| due(&mut child.failover_timer));
-        self.observe(world);
+        self.observe(sim);
         self.fire_until(now);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use evenkeel_core::policy::PriorityNames;
 use proptest::prelude::*;
 
-use super::{deactivated, existing, secs, update, world};
+use super::{deactivated, existing, secs, sim, update};
 
 fn assign(names: &mut PriorityNames<String>, priorities: &[&[&str]]) -> Vec<String> {
     let priorities = priorities.iter().map(|localities| localities.iter().map(ToString::to_string));
@@ -71,30 +71,30 @@ fn a_locality_that_moves_up_keeps_its_child_and_its_connections() {
     let mut name = |priorities: &[&[&str]]| assign(&mut names, priorities);
 
     let before = name(&[&["a", "b"], &["c", "d"]]);
-    let mut world = world(&[(&before[0], "round_robin", "ab"), (&before[1], "round_robin", "cd")]);
-    world.down("a");
-    world.down("b");
-    world.up("c");
-    world.up("d");
-    assert_eq!(world.letters(4), "cdcd");
-    world.dialled();
+    let mut sim = sim(&[(&before[0], "round_robin", "ab"), (&before[1], "round_robin", "cd")]);
+    sim.down("a");
+    sim.down("b");
+    sim.up("c");
+    sim.up("d");
+    assert_eq!(sim.letters(4), "cdcd");
+    sim.dialled();
 
     let after = name(&[&["c", "d"], &["e"]]);
     assert_eq!(after, ["child1", "child2"]);
-    world.published();
-    update(&mut world, &[(&after[0], "round_robin", "cd"), (&after[1], "round_robin", "e")]);
-    assert_eq!((world.letters(4), existing(&world)), ("cdcd".to_owned(), vec!["child1".to_owned()]));
-    assert_eq!(world.published(), 0, "for calls nothing changed");
-    assert!(world.dialled().is_empty());
-    assert_eq!(world.closed(), ["a", "b"]);
+    sim.published();
+    update(&mut sim, &[(&after[0], "round_robin", "cd"), (&after[1], "round_robin", "e")]);
+    assert_eq!((sim.letters(4), existing(&sim)), ("cdcd".to_owned(), vec!["child1".to_owned()]));
+    assert_eq!(sim.published(), 0, "for calls nothing changed");
+    assert!(sim.dialled().is_empty());
+    assert_eq!(sim.closed(), ["a", "b"]);
 
     // And back: the child moves down, a new one goes before it and gets its ten seconds.
     let back = name(&[&["a", "b"], &["c", "d"]]);
     assert_eq!(back, ["child3", "child1"]);
-    update(&mut world, &[(&back[0], "round_robin", "ab"), (&back[1], "round_robin", "cd")]);
-    assert_eq!((world.letters(2), world.dialled()), ("cd".to_owned(), vec!["a".to_owned(), "b".to_owned()]));
-    world.up("a");
-    world.advance(secs(3));
-    assert_eq!((world.letters(2), deactivated(&world)), ("aa".to_owned(), vec!["child1".to_owned()]));
-    assert!(world.closed().is_empty());
+    update(&mut sim, &[(&back[0], "round_robin", "ab"), (&back[1], "round_robin", "cd")]);
+    assert_eq!((sim.letters(2), sim.dialled()), ("cd".to_owned(), vec!["a".to_owned(), "b".to_owned()]));
+    sim.up("a");
+    sim.advance(secs(3));
+    assert_eq!((sim.letters(2), deactivated(&sim)), ("aa".to_owned(), vec!["child1".to_owned()]));
+    assert!(sim.closed().is_empty());
 }
