@@ -1,4 +1,4 @@
-//! What a pick and an endpoint cost in memory, counted by the allocator.
+//! Memory cost of a pick and of an endpoint, counted by the allocator.
 
 use std::sync::{Arc, LazyLock};
 
@@ -49,7 +49,7 @@ fn endpoints(n: usize) -> Endpoints {
     }))
 }
 
-/// A core after its first passes, with every attempt answered.
+/// Returns a core whose connection attempts all succeeded, with its picker.
 fn connected(config: &Value, endpoints: Endpoints) -> (Core, RootPicker) {
     let now = Instant::ORIGIN;
     let config = Registry::standard().parse(config).expect("valid");
@@ -88,7 +88,8 @@ fn a_pick_allocates_nothing() {
     }
 }
 
-/// A pick through the whole tree, with drops, circuit breaker, outlier detection and load reports, allocates nothing.
+/// A pick through the whole tree allocates nothing. The tree has drops, circuit breaker, outlier detection and load
+/// reports.
 #[test]
 fn a_pick_through_the_whole_tree_allocates_nothing() {
     for leaf in LEAVES {
@@ -102,8 +103,8 @@ fn a_pick_through_the_whole_tree_allocates_nothing() {
     }
 }
 
-/// An endpoint in the core, with its subchannel, weights and order, costs at most 1 KiB: idle (ring hash), connecting and
-/// connected.
+/// An endpoint with its subchannel, weights and schedule costs at most 1 KiB, whether IDLE (ring hash), CONNECTING
+/// or READY.
 #[test]
 fn an_endpoint_costs_less_than_a_kibibyte() {
     const N: u32 = 10_000;
@@ -119,9 +120,9 @@ fn an_endpoint_costs_less_than_a_kibibyte() {
     }
 }
 
-/// fault 67: pickers, orders and subchannels that were replaced are freed; a thousand updates leave no trace.
+/// fault 67: replaced pickers, schedules and subchannels are freed. A thousand updates do not grow the heap.
 #[test]
-fn what_is_replaced_is_freed() {
+fn replaced_objects_are_freed() {
     for leaf in LEAVES {
         let groups = |n| Endpoints::groups([("orders", Endpoints::groups([("p0", endpoints(n))]))]);
         let (mut core, mut picker) = connected(&whole_tree(leaf), groups(10));
@@ -150,7 +151,8 @@ fn what_is_replaced_is_freed() {
     }
 }
 
-/// Connects what lazy policies left idle, and lets weights settle, so that only picks are counted.
+/// Connects the endpoints that lazy policies left IDLE and lets weights settle, so that only picks are
+/// counted.
 fn warm(core: &mut Core, picker: &mut RootPicker) {
     let now = Instant::ORIGIN;
     for i in 0..5_000 {

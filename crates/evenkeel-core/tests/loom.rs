@@ -1,7 +1,8 @@
-//! The scheduler's cell under every interleaving of a few threads: no pick is lost, repeated or out of thin
-//! air.
+//! Loom model of the scheduler's cell. Under every interleaving of a few threads no pick is lost, repeated or
+//! invented.
 //!
-//! The same source file as in the crate, over loom's atomics and lock, with blocks of one or two slots.
+//! The model compiles the crate's source file with the atomics and the lock of loom, with blocks of one or
+//! two slots.
 
 #[expect(dead_code, reason = "the model draws; rebuilding is tested where there is something to rebuild")]
 #[path = "../src/schedule/cell.rs"]
@@ -14,7 +15,8 @@ mod sync {
 
     use loom::sync::atomic::AtomicBool;
 
-    /// std's, seen by loom through a flag: a reader that did not synchronise with the writer finds it empty.
+    /// `OnceLock` of std with a flag that loom tracks. A reader that did not synchronise with the writer
+    /// finds it empty.
     pub(crate) struct OnceLock<T> {
         is_set: AtomicBool,
         value: std::sync::OnceLock<T>,
@@ -42,7 +44,7 @@ use loom::thread;
 
 use cell::{ScheduleCell, SlotSource};
 
-/// 0, 1, 2, …
+/// Source that yields 0, 1, 2, …
 struct Count(u32);
 
 impl SlotSource for Count {
@@ -52,7 +54,7 @@ impl SlotSource for Count {
     }
 }
 
-/// The cell to draw from; `ready` slots of it are produced before.
+/// Configuration of the cell; `ready` slots are produced before the threads start.
 #[derive(Clone, Copy)]
 struct Run {
     slots: usize,
@@ -79,9 +81,9 @@ impl Run {
     }
 }
 
-/// Lets threads draw `picks` times each; the main thread is the first of them. Then checks that together
-/// they got `want`, and that the next pick is `then`. Explored to the end where `bound` is `None`, else up to as
-/// many preemptions.
+/// Lets threads draw `picks` times each; the main thread is the first of them. Checks that together they drew
+/// `want` and that the next pick is `then`. `bound` is the maximum number of preemptions; `None` explores
+/// every interleaving.
 fn check<const BLOCK: usize>(
     bound: Option<usize>,
     Run { slots, cyclic, start, ready }: Run,
@@ -114,15 +116,15 @@ fn check<const BLOCK: usize>(
     });
 }
 
-/// EDF-11: three threads, one pick each, every interleaving: the last slot of a block, and two that find the
-/// next block missing.
+/// EDF-11: three threads draw once each, in every interleaving. One takes the last slot of a block, and two
+/// find the next block missing.
 #[test]
 fn three_threads_cross_a_block() {
     check::<2>(None, Run::open(4).start(1).ready(2), &[1, 1, 1], &[1, 2, 3], 4);
 }
 
-/// EDF-11, WRR-12: three threads, one pick each, every interleaving: over the end of a lap, of one that is not all
-/// produced, and of one where every pick ends a lap.
+/// EDF-11, WRR-12: three threads draw once each across the end of a lap, in every interleaving. Covers laps
+/// that are only partly produced and laps of one slot.
 #[test]
 fn three_threads_cross_a_lap() {
     check::<2>(None, Run::cyclic(2).start(1).ready(2), &[1, 1, 1], &[0, 1, 1], 0);
@@ -130,33 +132,33 @@ fn three_threads_cross_a_lap() {
     check::<1>(None, Run::cyclic(1).ready(1), &[1, 1, 1], &[0; 3], 0);
 }
 
-/// EDF-11: three threads across the ends of blocks that are not there yet.
+/// EDF-11: three threads draw across the ends of blocks that are not produced yet.
 #[test]
 fn blocks_are_drawn_once() {
     check::<2>(BOUND, Run::open(8), &[2, 2, 1], &[0, 1, 2, 3, 4], 5);
     check::<2>(None, Run::open(8).start(1), &[2, 1], &[1, 2, 3], 4);
 }
 
-/// EDF-11, WRR-12: three threads across the end of a lap, so that several are past it at once.
+/// EDF-11, WRR-12: three threads draw across the end of a lap, so that several pass it at once.
 #[test]
 fn laps_are_drawn_once() {
     check::<2>(BOUND, Run::cyclic(3).start(1), &[2, 1, 2], &[0, 1, 1, 2, 2], 0);
     check::<2>(None, Run::cyclic(2).start(1), &[2, 1], &[0, 1, 1], 0);
 }
 
-/// EDF-11: a lap of one slot, where every pick ends it.
+/// EDF-11: with a lap of one slot, every pick ends the lap.
 #[test]
 fn the_shortest_lap_is_drawn_in_full() {
     check::<2>(BOUND, Run::cyclic(1), &[2, 2, 1], &[0; 5], 0);
 }
 
-/// EDF-11, WRR-12: three threads across the end of an open run into its tail.
+/// EDF-11, WRR-12: three threads draw across the end of an open run into its tail.
 #[test]
-fn the_tail_goes_on_where_the_run_ends() {
+fn the_tail_continues_after_the_run() {
     check::<2>(BOUND, Run::open(3).start(1), &[2, 1, 2], &[1, 2, 3, 4, 5], 6);
 }
 
-/// EDF-11: producing ahead while others draw.
+/// EDF-11: one thread produces slots ahead while others draw.
 #[test]
 fn producing_ahead_does_not_disturb() {
     explore(BOUND, || {
@@ -173,7 +175,7 @@ fn producing_ahead_does_not_disturb() {
     });
 }
 
-/// One model at a time: side by side they only wait for each other in the kernel.
+/// Runs one model at a time. In parallel, models would only wait for each other in the kernel.
 fn explore(bound: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(sync::PoisonError::into_inner);
@@ -182,5 +184,6 @@ fn explore(bound: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Preemptions explored where all interleavings of three threads are too many; two find most faults, says loom.
+/// Maximum number of preemptions where three threads have too many interleavings. According to loom, two find
+/// most faults.
 const BOUND: Option<usize> = Some(2);

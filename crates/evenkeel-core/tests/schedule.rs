@@ -1,4 +1,4 @@
-//! The exact scheduler: its order, its promises about shares, and what a rebuild carries over.
+//! The exact scheduler: its order, its guarantees about shares, and the state that a rebuild carries over.
 #![expect(clippy::disallowed_methods, reason = "the picks of several threads are compared with those of one")]
 
 mod sets;
@@ -22,7 +22,7 @@ fn take(schedule: &Schedule, n: usize) -> Vec<usize> {
     (0..n).map(|_| schedule.pick()).collect()
 }
 
-/// Picks as letters, the first endpoint being `a`.
+/// Picks as letters, where the first endpoint is `a`.
 fn letters(schedule: &Schedule, n: usize) -> String {
     take(schedule, n).into_iter().map(|i| char::from(b'a' + i as u8)).collect()
 }
@@ -47,15 +47,16 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The length of a period: the sum of the weights over their divisor.
+/// Length of a period: the sum of the weights divided by their greatest common divisor.
 fn period(weights: &[u32]) -> usize {
     let divisor = weights.iter().fold(0, |g, &w| gcd(g, u64::from(w)));
     (sum(weights) / divisor) as usize
 }
 
-/// The literal rule as the proposal words it: deadlines (k + 1) / w as exact fractions, a scan for the least.
+/// The literal rule as grpc/proposal#202 defines it: deadlines (k + 1) / w as exact fractions, and a scan for
+/// the least.
 struct Reference {
-    /// Index, turns taken, weight.
+    /// Index, number of picks, weight.
     entries: Vec<(usize, u64, u64)>,
 }
 
@@ -79,9 +80,9 @@ impl Reference {
     }
 }
 
-/// The same with a heap, for many endpoints.
+/// Order of the literal rule, computed with a heap for many endpoints.
 fn heap_order(weights: &[u32], n: usize) -> Vec<usize> {
-    /// Index, the turn that is next from 1 on, weight.
+    /// Index, number of the next pick (from 1), weight.
     #[derive(PartialEq, Eq)]
     struct Deadline(usize, u64, u32);
     impl Ord for Deadline {
@@ -105,8 +106,8 @@ fn heap_order(weights: &[u32], n: usize) -> Vec<usize> {
     (0..n).map(|_| next()).collect()
 }
 
-/// The eligible rule in so many words: in each slot, of the turns that start before its end the one that is due
-/// first, by a scan over exact fractions of a cycle.
+/// Reference for the eligible rule. Among the turns that start before the end of a slot, it picks the one
+/// with the earliest deadline. It scans exact fractions of a cycle.
 fn eligible_order(weights: &[u32], n: usize) -> Vec<usize> {
     let total = u128::from(sum(weights));
     let mut turns = vec![0_u128; weights.len()];
@@ -122,7 +123,7 @@ fn eligible_order(weights: &[u32], n: usize) -> Vec<usize> {
     (0..n).map(next).collect()
 }
 
-/// Many endpoints with ties, without, with the extremes, and with all of these.
+/// Large weight sets: with ties, without ties, with extreme weights, and with all of these.
 fn large_sets() -> Vec<Vec<u32>> {
     let mut random = Lcg(13);
     let mut drawn =
@@ -144,36 +145,37 @@ fn large_sets() -> Vec<Vec<u32>> {
     ]
 }
 
-/// The largest distance of any endpoint from its exact share on any prefix, in picks: an endpoint is
-/// furthest ahead right after a pick and furthest behind right before one, or at the end.
+/// Largest distance of any endpoint from its exact share on any prefix, in picks. An endpoint is furthest
+/// ahead right after a pick. It is furthest behind right before a pick, or at the end.
 fn deviation(weights: &[u32], picks: &[usize]) -> f64 {
     let total = i128::from(sum(weights));
     let mut counts = vec![0_i128; weights.len()];
     let mut worst = 0;
-    let mut look = |count: i128, slot: usize, weight: u32| {
+    let mut measure = |count: i128, slot: usize, weight: u32| {
         worst = worst.max((count * total - slot as i128 * i128::from(weight)).abs());
     };
     for (slot, &i) in picks.iter().enumerate() {
-        look(counts[i], slot, weights[i]);
+        measure(counts[i], slot, weights[i]);
         counts[i] += 1;
-        look(counts[i], slot + 1, weights[i]);
+        measure(counts[i], slot + 1, weights[i]);
     }
     for (&count, &weight) in counts.iter().zip(weights) {
-        look(count, picks.len(), weight);
+        measure(count, picks.len(), weight);
     }
     worst as f64 / total as f64
 }
 
-/// EDF-1, EDF-4: the founding documents' two strings, by both rules.
+/// EDF-1, EDF-4: both rules give the two pick sequences of the proposal.
 #[test]
-fn the_seed_strings() {
+fn the_sequences_of_the_proposal() {
     for rule in RULES {
         assert_eq!(letters(&schedule(&[2, 4], rule), 14), "babbabbabbabba");
         assert_eq!(letters(&schedule(&[2, 2], rule), 28), "ab".repeat(14));
     }
 }
 
-/// EDF-3, EDF-4: ties that doubles miss.
+/// EDF-3, EDF-4: equal deadlines that `f64` arithmetic would not find equal go to the first endpoint of the
+/// list.
 #[test]
 fn ties_go_to_the_first_in_the_list() {
     assert_eq!(letters(&schedule(&[1, 2, 3], ScheduleRule::Literal), 14), "cbcabccbcabccb");
@@ -181,7 +183,7 @@ fn ties_go_to_the_first_in_the_list() {
     assert_eq!(letters(&schedule(&[10, 1], ScheduleRule::Literal), 12), "aaaaaaaaaaba");
 }
 
-/// EDF-2
+/// EDF-2: equal weights give a strict rotation in list order.
 #[test]
 fn equal_weights_rotate_in_list_order() {
     for rule in RULES {
@@ -189,7 +191,7 @@ fn equal_weights_rotate_in_list_order() {
             let picks = take(&schedule(&vec![weight; n], rule), 10 * n + 3);
             assert!(picks.iter().enumerate().all(|(slot, &i)| i == slot % n), "{n} of {weight}: {picks:?}");
         }
-        // Longer than a table may be.
+        // More endpoints than a table may have slots.
         let n = 70_000;
         let picks = take(&schedule(&vec![3; n], rule), 2 * n + 3);
         assert!(picks.iter().enumerate().all(|(slot, &i)| i == slot % n));
@@ -204,7 +206,7 @@ fn no_weights_make_no_schedule() {
     }
 }
 
-/// EDF-5: zero does not get this far over xDS; should it, it is the least weight.
+/// EDF-5: zero weights are rejected by xDS validation; the scheduler treats a zero as 1.
 #[test]
 fn weight_zero_counts_as_one() {
     for rule in RULES {
@@ -214,7 +216,7 @@ fn weight_zero_counts_as_one() {
     }
 }
 
-/// WRR-16: one endpoint needs no schedule, but one is no trouble.
+/// WRR-16: a schedule of a single endpoint is not needed, but it works.
 #[test]
 fn a_single_endpoint_gets_everything() {
     for rule in RULES {
@@ -224,7 +226,7 @@ fn a_single_endpoint_gets_everything() {
     }
 }
 
-/// EDF-6: every window of one period holds each endpoint exactly by its weight.
+/// EDF-6: every window of one period contains each endpoint exactly by its weight.
 #[test]
 fn every_window_is_exact() {
     for rule in RULES {
@@ -243,7 +245,7 @@ fn assert_windows(weights: &[u32], picks: &[usize]) {
     let want: Vec<_> = weights.iter().map(|&w| u64::from(w) / divisor).collect();
     let mut counts = tally(&picks[..period], weights.len());
     assert_eq!(counts, want);
-    // Sliding by one keeps the counts if and only if the same endpoint leaves and enters.
+    // Sliding the window by one keeps the counts if and only if the same endpoint leaves and enters it.
     for (slot, &entering) in picks.iter().enumerate().skip(period) {
         counts[picks[slot - period]] -= 1;
         counts[entering] += 1;
@@ -252,8 +254,8 @@ fn assert_windows(weights: &[u32], picks: &[usize]) {
     assert_eq!(counts, want);
 }
 
-/// EDF-6: still exact at places that a billion and more picks would lead to. The state is put there by
-/// arithmetic.
+/// EDF-6: windows are exact after a billion picks and more. The test computes that state instead of picking
+/// so often.
 #[test]
 fn windows_are_exact_far_out() {
     let weights = [1_000_003, 2_000_029, 500_009, 7];
@@ -263,7 +265,8 @@ fn windows_are_exact_far_out() {
         let far = schedule(&weights, ScheduleRule::Literal).at_random_phase(place);
         let picks = take(&far, 50_000);
         let mut reference = Reference::new(&weights);
-        // Bring the reference to the same place: the turns before it follow from the moment it starts at.
+        // Bring the reference to the same position. The turns before it follow from the moment at which it
+        // starts.
         let nth = ((u128::from(place) * u128::from(sum(&weights))) >> 64) as u64;
         let (mut latest, mut turn) = (0, nth);
         while turn >= u64::from(weights[latest]) {
@@ -271,7 +274,7 @@ fn windows_are_exact_far_out() {
             latest += 1;
         }
         let (due, of) = (u128::from(turn + 1), u128::from(weights[latest]));
-        // 10^9 laps of the whole cycle before that.
+        // 10^9 laps of the whole cycle before that position.
         for (i, entry) in reference.entries.iter_mut().enumerate() {
             let weight = u128::from(weights[i]);
             let mut turns = due * weight / of;
@@ -284,7 +287,7 @@ fn windows_are_exact_far_out() {
     }
 }
 
-/// EDF-6, EDF-11: the lap's end is seamless however far the counter has come.
+/// EDF-6, EDF-11: the sequence continues across the end of a lap, however large the counter.
 #[test]
 fn laps_repeat_without_a_seam() {
     for rule in RULES {
@@ -312,9 +315,9 @@ fn a_weight_change_acts_on_the_next_pick() {
     }
 }
 
-/// EDF-8: when one leaves, the others keep their exact order, ties included.
+/// EDF-8: if one endpoint is removed, the others keep their exact order, ties included.
 #[test]
-fn who_stays_keeps_the_order() {
+fn remaining_endpoints_keep_their_order() {
     let weights = [1, 2, 3, 2, 1, 6, 3];
     for gone in 0..weights.len() {
         for done in 0..40 {
@@ -331,9 +334,9 @@ fn who_stays_keeps_the_order() {
     }
 }
 
-/// EDF-8: the same for a rotation cut short.
+/// EDF-8: a rotation from which one endpoint was removed continues at its position.
 #[test]
-fn a_rotation_goes_on_where_it_was() {
+fn a_rotation_continues_at_its_position() {
     for rule in RULES {
         let before = schedule(&[5; 4], rule);
         assert_eq!(letters(&before, 5), "abcda");
@@ -343,9 +346,9 @@ fn a_rotation_goes_on_where_it_was() {
     }
 }
 
-/// WRR-12: a rebuild with nothing changed continues the very same sequence, wherever it happens.
+/// WRR-12: a rebuild without changes continues the same sequence, wherever it happens.
 #[test]
-fn an_idle_rebuild_changes_nothing() {
+fn a_rebuild_without_changes_changes_nothing() {
     for rule in RULES {
         for weights in [vec![1, 2, 3], mix(50), half(50), tri(9), vec![7; 5], vec![70_001, 3, 90_000, 12_345]]
         {
@@ -366,7 +369,7 @@ fn an_idle_rebuild_changes_nothing() {
     }
 }
 
-/// WRR-11: everybody is within one pick of its share on every prefix, and level after a period.
+/// WRR-11: every endpoint is within one pick of its share on every prefix, and exact after a period.
 #[test]
 fn eligible_orders_are_within_one_pick() {
     for (name, set) in SETS {
@@ -382,17 +385,17 @@ fn eligible_orders_are_within_one_pick() {
     }
 }
 
-/// WRR-11: no burst longer than the share needs; shares within 1 % in the long run.
+/// WRR-11: no burst is longer than the share needs.
 #[test]
 fn eligible_orders_do_not_burst() {
     let picks = take(&schedule(&half(100), ScheduleRule::Eligible), 19_800);
     assert!(picks.windows(3).all(|three| three != [0, 0, 0]));
     assert_eq!(tally(&picks, 100)[0], 9_900);
-    // The literal rule does, and is meant to.
+    // The literal rule does burst; that is specified.
     assert_eq!(take(&schedule(&half(100), ScheduleRule::Literal), 98), vec![0; 98]);
 }
 
-/// WRR-12: weights that change at every rebuild do not make anybody drift.
+/// WRR-12: weights that change at every rebuild do not let any endpoint drift from its share.
 #[test]
 fn jittering_weights_do_not_drift() {
     assert_jitter(&tri(100), 100);
@@ -424,7 +427,8 @@ fn assert_jitter(base: &[u32], picks: usize) {
     assert!(worst <= 1.5, "{worst}");
 }
 
-/// WRR-10, WRR-12: endpoints that come and go leave nobody behind for long.
+/// WRR-10, WRR-12: endpoints that are added and removed do not leave another endpoint behind its share for
+/// long.
 #[test]
 fn churn_keeps_the_shares() {
     for rule in RULES {
@@ -449,25 +453,25 @@ fn churn_keeps_the_shares() {
                 assert!(worst < 2.5, "round {round}: {worst}");
             }
         }
-        // A carried-over order is as periodic as a fresh one.
+        // A carried-over order has the same period as a fresh one.
         let weights = now.weights().to_vec();
         assert_windows(&weights, &take(&now, 3 * period(&weights)));
     }
 }
 
-/// WRR-10: picks on a schedule that has a successor still work.
+/// WRR-10: a schedule that has a successor still picks.
 #[test]
-fn the_old_schedule_goes_on() {
+fn the_old_schedule_still_picks() {
     let old = schedule(&[1, 2, 3], ScheduleRule::Literal);
     take(&old, 4);
     let new = old.successor(&[1, 2, 3], old.rule(), &identity(3)).expect("three endpoints");
     assert_eq!(take(&old, 50), take(&new, 50));
 }
 
-/// EDF-7: a change of weight keeps the part of a turn that was waited.
+/// EDF-7: a changed weight keeps the elapsed fraction of a turn.
 #[test]
 fn a_changed_weight_keeps_the_waited_part() {
-    // `a` has waited 9/10 of its turn when its weight falls to a tenth: a tenth of the longer turn remains.
+    // `a` has waited 9/10 of its turn when its weight falls to a tenth. A tenth of the longer turn remains.
     let before = schedule(&[100, 1_000], ScheduleRule::Literal);
     assert_eq!(letters(&before, 9), "bbbbbbbbb");
     let after = before.successor(&[10, 1_000], before.rule(), &identity(2)).expect("two endpoints");
@@ -476,7 +480,7 @@ fn a_changed_weight_keeps_the_waited_part() {
     assert_eq!(picks[10..].find('a'), Some(100));
 }
 
-/// EDF-8: a new endpoint waits one whole turn, also if it comes into a sequence that has run for long.
+/// EDF-8: a new endpoint waits one whole turn, also in a sequence that has run for long.
 #[test]
 fn a_new_endpoint_starts_level() {
     for rule in RULES {
@@ -489,7 +493,7 @@ fn a_new_endpoint_starts_level() {
     }
 }
 
-/// EDF-11, WRR-11: the picks of any number of threads together are the order.
+/// EDF-11, WRR-11: the picks of any number of threads together are the sequence.
 #[test]
 fn threads_share_one_order() {
     for rule in RULES {
@@ -514,7 +518,7 @@ fn threads_share_one_order() {
     }
 }
 
-/// EDF-12
+/// EDF-12: 1,000 endpoints with weights near 2^32 do not overflow.
 #[test]
 fn the_largest_weights_do_not_overflow() {
     let weights: Vec<_> = (0..1_000).map(|i| u32::MAX - i).collect();
@@ -536,7 +540,7 @@ fn the_largest_weights_do_not_overflow() {
     assert_eq!(tally(&take(&uneven, 1_000), 2)[0], 1_000);
 }
 
-/// EDF-3, EDF-4, EDF-12: ten thousand endpoints in the order of a heap over exact fractions.
+/// EDF-3, EDF-4, EDF-12: ten thousand endpoints are picked in the order of a heap over exact fractions.
 #[test]
 fn large_literal_orders_equal_a_heap() {
     for weights in large_sets() {
@@ -545,7 +549,7 @@ fn large_literal_orders_equal_a_heap() {
     }
 }
 
-/// WRR-11: large sets in the order of a scan.
+/// WRR-11: large sets are picked in the order of a scan.
 #[test]
 fn large_eligible_orders_equal_a_scan() {
     for weights in large_sets() {
@@ -555,7 +559,8 @@ fn large_eligible_orders_equal_a_scan() {
     }
 }
 
-/// EDF-8, WRR-12: the order of ten thousand goes on through rebuilds, and without those who left.
+/// EDF-8, WRR-12: with ten thousand endpoints the order continues across rebuilds and without removed
+/// endpoints.
 #[test]
 fn large_orders_are_carried_over() {
     for rule in RULES {
@@ -581,7 +586,7 @@ fn large_orders_are_carried_over() {
     }
 }
 
-/// EDF-12: moments are counted anew when an endpoint has had a million turns; nobody notices.
+/// EDF-12: once an endpoint had a million turns, the scheduler rebases its time. The order does not change.
 #[test]
 fn the_base_of_time_moves_along() {
     let weights = [4_000_000_007, 3, 1_000_000_000, 65_537];
@@ -601,9 +606,9 @@ fn the_base_of_time_moves_along() {
     }
 }
 
-/// WRR-12: a long order outlives its run, first in the tail and then through successors.
+/// WRR-12: a long order continues after its run is depleted, first in the tail and then in successors.
 #[test]
-fn worn_runs_are_exact() {
+fn depleted_runs_are_exact() {
     let weights = [70_001, 3, 90_000, 12_345];
     for rule in RULES {
         let tailed = schedule(&weights, rule);
@@ -626,9 +631,9 @@ fn worn_runs_are_exact() {
     }
 }
 
-/// Every place of the cyclic sequence is somebody's start, and the sequence from there is the same.
+/// Each random phase is a position of the cyclic sequence, and the sequence from there is the same.
 #[test]
-fn a_random_phase_is_another_place_in_the_same_order() {
+fn a_random_phase_is_another_position_in_the_same_order() {
     for rule in RULES {
         for weights in [vec![1, 2, 3, 3], vec![4; 6], half(6), vec![1, 10]] {
             let order = take(&schedule(&weights, rule), period(&weights));
@@ -642,7 +647,7 @@ fn a_random_phase_is_another_place_in_the_same_order() {
                 places[place.expect("the same order")] = true;
                 assert_eq!(started.picks(), tally(&picks, weights.len()));
             }
-            // Places whose sequels are equal are found as the first of them.
+            // Positions with equal sequels are found as the first of them.
             let distinct = (0..order.len()).filter(|&place| {
                 let sequel = |place: usize| order.iter().cycle().skip(place).take(order.len());
                 (0..place).all(|before| !sequel(before).eq(sequel(place)))
@@ -659,15 +664,16 @@ fn a_random_phase_is_another_place_in_the_same_order() {
 }
 
 #[test]
-fn shares_and_weights_are_shown() {
-    let shown = schedule(&[2, 4, 2], ScheduleRule::Eligible);
-    assert_eq!((shown.len(), shown.rule()), (3, ScheduleRule::Eligible));
-    assert!((shown.share(1) - 0.5).abs() < 1e-12);
-    assert!(shown.share(3).abs() < 1e-12);
-    assert_eq!(format!("{shown:?}"), "Schedule { rule: Eligible, weights: [2, 4, 2], .. }");
+fn shares_and_weights_are_accessible() {
+    let schedule = schedule(&[2, 4, 2], ScheduleRule::Eligible);
+    assert_eq!((schedule.len(), schedule.rule()), (3, ScheduleRule::Eligible));
+    assert!((schedule.share(1) - 0.5).abs() < 1e-12);
+    assert!(schedule.share(3).abs() < 1e-12);
+    assert_eq!(format!("{schedule:?}"), "Schedule { rule: Eligible, weights: [2, 4, 2], .. }");
 }
 
-/// WRR-9: unknown weights get the mean of the known; fewer than two known are none.
+/// WRR-9: unknown weights get the mean of the known ones. With fewer than two known weights there is no
+/// result.
 #[test]
 fn measured_weights_become_integers() {
     assert_eq!(scale(&[Some(1.0), Some(3.0), None]), Some(vec![349_525, 1 << 20, 699_051]));
@@ -676,11 +682,11 @@ fn measured_weights_become_integers() {
     assert_eq!(scale(&[]), None);
 }
 
-/// WRR-9, fault 58: absurd reports neither count nor spread.
+/// WRR-9, fault 58: invalid weights count as unknown and do not affect the others.
 #[test]
-fn absurd_weights_are_as_unknown() {
-    let absurd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 0.0, -0.0];
-    let mut weights: Vec<_> = absurd.into_iter().map(Some).collect();
+fn invalid_weights_count_as_unknown() {
+    let invalid = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 0.0, -0.0];
+    let mut weights: Vec<_> = invalid.into_iter().map(Some).collect();
     weights.extend([Some(2.0), Some(2.0)]);
     assert_eq!(scale(&weights), Some(vec![1 << 20; 8]));
     assert_eq!(scale(&[Some(1e308), Some(1e308), Some(f64::MAX), None]).map(|w| w[2]), Some(1 << 20));
@@ -692,14 +698,14 @@ fn absurd_weights_are_as_unknown() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// EDF-3, EDF-4, EDF-12: pick by pick the order of exact fractions.
+    /// EDF-3, EDF-4, EDF-12: every pick follows the order of exact fractions.
     #[test]
     fn literal_equals_the_reference(weights in weights()) {
         let picks = take(&schedule(&weights, ScheduleRule::Literal), 700);
         prop_assert_eq!(picks, Reference::new(&weights).take(700));
     }
 
-    /// WRR-11: within one pick on every prefix, whatever the weights.
+    /// WRR-11: with any weights, every endpoint is within one pick of its share on every prefix.
     #[test]
     fn eligible_stays_within_one_pick(weights in weights()) {
         let picks = take(&schedule(&weights, ScheduleRule::Eligible), 2_000);
@@ -707,9 +713,10 @@ proptest! {
         prop_assert!(worst < 1.0, "{}", worst);
     }
 
-    /// EDF-8: any endpoints may leave, at any time, also after earlier changes of weight.
+    /// EDF-8: endpoints may be removed at any time, also after changes of weights; the others keep their
+    /// order.
     #[test]
-    fn leavers_do_not_disturb(
+    fn removed_endpoints_do_not_disturb_the_order(
         weights in prop::collection::vec(1_u32..9, 2..8),
         other in prop::collection::vec(1_u32..9, 8),
         done in 0_usize..60,
@@ -730,7 +737,8 @@ proptest! {
         prop_assert_eq!(picks, want);
     }
 
-    /// EDF-6: a carried-over order is exact over every period, whoever came, left or moved.
+    /// EDF-6: a carried-over order is exact over every period, whichever endpoints were added, removed or
+    /// moved.
     #[test]
     fn rebuilt_orders_are_periodic(
         weights in prop::collection::vec(1_u32..20, 1..10),
@@ -748,7 +756,7 @@ proptest! {
         prop_assert!(!eligible || deviation(&weights, &picks) < 2.0);
     }
 
-    /// Fault 58: whatever is reported, the weights are usable and the shares sum up to 1.
+    /// Fault 58: with any reports, the weights are usable and the shares add up to 1.
     #[test]
     fn scale_survives_anything(bits in prop::collection::vec(prop::option::of(any::<u64>()), 0..40)) {
         let weights: Vec<_> = bits.into_iter().map(|bits| bits.map(f64::from_bits)).collect();
@@ -762,7 +770,7 @@ proptest! {
     }
 }
 
-/// Small weights with many ties, large ones, and both together.
+/// Small weights with many ties, large weights, and both together.
 fn weights() -> impl Strategy<Value = Vec<u32>> {
     let weight = prop_oneof![4 => 1_u32..8, 2 => 1_u32..2_000, 1 => any::<u32>(), 1 => Just(u32::MAX)];
     prop_oneof![
@@ -770,14 +778,14 @@ fn weights() -> impl Strategy<Value = Vec<u32>> {
         prop::collection::vec(1_u32..6, 1..40),
         prop::collection::vec((1_u32 << 20)..(1 << 21), 1..24),
     ]
-    // Zero counts as one.
+    // Zero counts as 1.
     .prop_map(|weights| weights.into_iter().map(|weight| weight.max(1)).collect())
 }
 
-/// WRR-12: a change of the rule carries places over too: whoever was served last is not served again at once, and the
-/// shares of both orders together are right.
+/// WRR-12: a change of the rule keeps the positions. The endpoint picked last is not picked again at once,
+/// and the shares of both orders together are exact.
 #[test]
-fn a_change_of_rule_carries_places_over() {
+fn a_change_of_rule_keeps_positions() {
     for (from, to) in
         [(ScheduleRule::Literal, ScheduleRule::Eligible), (ScheduleRule::Eligible, ScheduleRule::Literal)]
     {

@@ -1,4 +1,4 @@
-//! Writing a policy of one's own, registering it with one call, and watching it work on virtual time.
+//! Example: write a custom policy, register it with one call, and run it on virtual time.
 //!
 //! `cargo run -p evenkeel-core --example custom_policy`
 
@@ -37,10 +37,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let picker = core.reconcile(now).picker.ok_or("nothing to pick from")?;
 
     let busy = |utilization| LoadReport { cpu_utilization: utilization, ..LoadReport::default() };
-    for (utilization, say) in
+    for (utilization, label) in
         [(0.3, "zone a has room"), (0.9, "zone a is busy"), (0.5, "zone a has room again")]
     {
-        // What a driver does with an out-of-band report. The endpoint dialled first is the one in zone a.
+        // Out-of-band report, passed to the core as a driver does. The first dialled endpoint is the one in
+        // zone a.
         core.handle(LbEvent::Load(dialled[0], busy(utilization)), now);
         core.reconcile(now);
         let mut counts = BTreeMap::new();
@@ -54,7 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let load = busy(if id == dialled[0] { utilization } else { 0.2 });
             trackers.finish(&CallOutcome::Finished { code: Code::Ok, at: now, load: Some(&load) });
         }
-        println!("{say:22} {counts:?}");
+        println!("{label:22} {counts:?}");
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
-//! A policy of one's own: stay in one's zone while it can take more.
+//! Custom policy that keeps calls in the client's zone while that zone has capacity.
 //!
-//! It uses what the public API gives every policy: endpoint weights, localities, metadata, and the load that backends
-//! report, with each call and out of band; the latter since a zone that is left alone would never tell that it has room again.
-//! Its config is `{"zone": "eu-1a", "maxUtilization": 0.8}`.
+//! It uses data that the public API gives every policy: endpoint weights, localities, metadata and load
+//! reports. Backends report load with each call and out of band. Out-of-band reports are needed because a
+//! zone without calls reports no load per call, so its recovery would go unnoticed. The config is `{"zone":
+//! "eu-1a", "maxUtilization": 0.8}`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,25 +15,25 @@ use evenkeel_core::{
     LbState, PickArgs, PickResult, Picker, Policy, Status, SubchannelId,
 };
 
-/// Metadata under which an operator can set an endpoint aside: `{"example": {"aside": true}}`.
+/// Metadata key with which an operator excludes an endpoint: `{"example": {"aside": true}}`.
 pub(crate) const ASIDE: (&str, &str) = ("example", "aside");
 
-/// The policy.
+/// Policy that prefers the endpoints of one zone.
 #[derive(Default)]
 pub(crate) struct Nearest {
-    fleet: EndpointList<EndpointLoad>,
-    shown: CachedState<PickerInputs>,
+    endpoints: EndpointList<EndpointLoad>,
+    state: CachedState<PickerInputs>,
 }
 
 /// Load state of one endpoint, kept across passes.
 #[derive(Default)]
 struct EndpointLoad {
     utilization: Arc<Utilization>,
-    /// Out-of-band reports seen so far.
+    /// Number of out-of-band reports received.
     reports: u32,
 }
 
-/// Settings of the policy.
+/// Parsed config of the policy.
 pub(crate) struct NearestConfig {
     zone: String,
     max_utilization: f64,
@@ -62,33 +63,34 @@ impl Policy for Nearest {
     }
 
     fn reconcile(&mut self, config: &NearestConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        self.fleet.reconcile(endpoints, ConnectMode::Eager, cx);
-        for member in self.fleet.entries_mut() {
+        self.endpoints.reconcile(endpoints, ConnectMode::Eager, cx);
+        for member in self.endpoints.entries_mut() {
             read_load(member, cx);
         }
         let (mut near, mut far) = (Vec::new(), Vec::new());
-        for (member, id) in self.fleet.ready().filter(|(member, _)| !is_aside(&member.endpoint)) {
+        for (member, id) in self.endpoints.ready().filter(|(member, _)| !is_aside(&member.endpoint)) {
             let is_near = member.endpoint.locality().is_some_and(|locality| locality.zone == config.zone);
             let side = if is_near { &mut near } else { &mut far };
             side.push((id, member.endpoint.weight().unwrap_or(1)));
         }
-        let connectivity = self.fleet.connectivity();
+        let connectivity = self.endpoints.connectivity();
         let failing = connectivity == ConnectivityState::TransientFailure;
-        let failure = failing.then(|| self.fleet.failure(cx));
+        let failure = failing.then(|| self.endpoints.failure(cx));
         let max_utilization = config.max_utilization;
-        let fleet = &self.fleet;
-        self.shown.get_or_build(PickerInputs { connectivity, near, far, max_utilization, failure }, |seen| {
-            match &seen.failure {
+        let list = &self.endpoints;
+        self.state.get_or_build(
+            PickerInputs { connectivity, near, far, max_utilization, failure },
+            |inputs| match &inputs.failure {
                 Some(failure) => LbState::failing(failure.clone()),
-                None if seen.near.is_empty() && seen.far.is_empty() => LbState::connecting(),
-                None => LbState::new(connectivity, NearestPicker::new(seen, fleet)),
-            }
-        })
+                None if inputs.near.is_empty() && inputs.far.is_empty() => LbState::connecting(),
+                None => LbState::new(connectivity, NearestPicker::new(inputs, list)),
+            },
+        )
     }
 
-    fn describe(&self, look: &DescribeCx<'_>) -> Description {
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let mut description = Description::new();
-        self.fleet.describe(&mut description, look, |_, member, row| {
+        self.endpoints.describe(&mut description, cx, |_, member, row| {
             row.weight = member.endpoint.weight().map(f64::from);
             if is_aside(&member.endpoint) {
                 row.unused = Some("set aside by its metadata".to_owned());
@@ -98,7 +100,7 @@ impl Policy for Nearest {
     }
 }
 
-/// Asks for out-of-band reports, and takes in the one that came since the last pass.
+/// Requests out-of-band reports and stores the report received since the last pass.
 fn read_load(member: &mut EndpointEntry<EndpointLoad>, cx: &mut Cx<'_>) {
     let Some(id) = member.ready() else { return };
     cx.watch_load(id, Duration::from_secs(1));
@@ -113,7 +115,7 @@ fn is_aside(endpoint: &Endpoint) -> bool {
     endpoint.metadata(ASIDE).and_then(serde_json::Value::as_bool).unwrap_or(false)
 }
 
-/// The utilisation that an endpoint last reported, in bits of an `f64`; 0 until it reports.
+/// Utilization that an endpoint last reported, as the bits of an `f64`; 0 until the first report.
 #[derive(Default)]
 pub(crate) struct Utilization(AtomicU64);
 
@@ -152,10 +154,9 @@ struct Candidate {
 }
 
 impl NearestPicker {
-    fn new(seen: &PickerInputs, fleet: &EndpointList<EndpointLoad>) -> NearestPicker {
+    fn new(inputs: &PickerInputs, list: &EndpointList<EndpointLoad>) -> NearestPicker {
         let load_of = |id| {
-            fleet
-                .ready()
+            list.ready()
                 .find(|(_, ready)| *ready == id)
                 .map(|(member, _): (&EndpointEntry<_>, _)| member.data.utilization.clone())
         };
@@ -166,9 +167,9 @@ impl NearestPicker {
             side.iter().filter_map(candidate).collect()
         };
         NearestPicker {
-            near: candidates(&seen.near),
-            far: candidates(&seen.far),
-            max_utilization: seen.max_utilization,
+            near: candidates(&inputs.near),
+            far: candidates(&inputs.far),
+            max_utilization: inputs.max_utilization,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Input that nobody should give: defined behaviour, never a panic.
+//! Invalid input: the behaviour is defined and nothing panics.
 
 use evenkeel_core::{
     Core, Endpoint, Endpoints, Instant, LbEvent, LbUpdate, LoadReport, Registry, Rng, Status,
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use testkit::{CoreSim, endpoints, secs};
 
-/// Names that configs use, so that arbitrary JSON gets past the door now and then.
+/// Names that configs use, so that arbitrary JSON reaches the parsers now and then.
 fn word() -> impl Strategy<Value = String> + Clone {
     let registry = Registry::standard();
     let fields = [
@@ -76,7 +76,7 @@ fn arbitrary_json() -> impl Strategy<Value = Value> {
             proptest::collection::vec(inner, 0..5).prop_map(Value::from),
             proptest::collection::vec(member.clone(), 0..5)
                 .prop_map(|members| Value::Object(members.into_iter().collect::<Map<_, _>>())),
-            // The shape of a policy list, so that parsers of policies are reached.
+            // An object shaped like a policy list, so that the parsers of policies are reached.
             member.prop_map(|(name, settings)| json!([{name: settings}])),
         ]
     })
@@ -85,7 +85,7 @@ fn arbitrary_json() -> impl Strategy<Value = Value> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any JSON is a config or a clear error; what parses also runs.
+    /// Any JSON is a config or a clear error, and every config that parses also runs.
     #[test]
     fn any_json_is_a_config_or_an_error(json in arbitrary_json()) {
         match Registry::standard().parse(&json) {
@@ -101,9 +101,9 @@ proptest! {
         }
     }
 
-    /// The same for every policy by its name, with whatever as settings.
+    /// Every policy accepts or rejects arbitrary settings under its name.
     #[test]
-    fn any_settings_are_taken_or_refused_by_name(name in word(), settings in arbitrary_json()) {
+    fn any_settings_are_accepted_or_rejected_by_name(name in word(), settings in arbitrary_json()) {
         if let Err(error) = Registry::standard().parse(&json!([{name: settings}])) {
             prop_assert!(!error.to_string().is_empty());
         }
@@ -111,7 +111,7 @@ proptest! {
 }
 
 #[test]
-fn configs_nested_too_deep_are_refused() {
+fn configs_nested_too_deep_are_rejected() {
     let mut config = json!([{"round_robin": {}}]);
     for _ in 0..200 {
         config = json!([{"random_subsetting_experimental": {"subsetSize": 1, "childPolicy": config}}]);
@@ -171,7 +171,7 @@ fn extreme_weights_are_weights() {
 }
 
 #[test]
-fn time_that_goes_backwards_stands_still() {
+fn a_clock_that_goes_backwards_stands_still() {
     for policy in LEAVES {
         let mut sim = CoreSim::new(&json!([{policy: {}}]), endpoints(["a", "b"]));
         sim.pick_with(|call| call.with_hash(1));
@@ -191,7 +191,7 @@ fn time_that_goes_backwards_stands_still() {
 }
 
 #[test]
-fn events_about_subchannels_that_are_gone_are_ignored() {
+fn events_of_removed_subchannels_are_ignored() {
     let mut sim = CoreSim::new(&json!([{"round_robin": {}}]), endpoints(["a", "b"])).all_up();
     let gone = sim.find("b").expect("b was dialled");
     sim.endpoints(endpoints(["a"]));

@@ -1,4 +1,4 @@
-//! `cds_experimental`: clusters as discovery found them, alone and in aggregates.
+//! `cds_experimental`: clusters from discovery, alone and in aggregates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,14 +28,14 @@ fn pick_for(sim: &mut CoreSim, cluster: &str) -> Picked {
     sim.pick_call(&PickArgs::new("/test.Service/Method", entropy).with_cluster(cluster))
 }
 
-/// CDS-12: the tree of decision 3, with outlier detection only where it is configured.
+/// CDS-12: a cluster gets the whole policy tree, with outlier detection only if it is configured.
 #[test]
 fn a_cluster_has_the_whole_tree() {
     let policy = lb_policy(
         &json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"edf_weighted_round_robin": {}}]}}]),
     );
     let plain = LeafCluster { lb_policy: policy, ..eds("orders") };
-    let watched = LeafCluster { outlier_detection: Some(OutlierSettings::default()), ..plain.clone() };
+    let with_detection = LeafCluster { outlier_detection: Some(OutlierSettings::default()), ..plain.clone() };
     let above = ["cds_experimental", "xds_cluster_resolver_experimental", "priority_experimental"];
     let below = [
         "xds_cluster_impl_experimental",
@@ -43,7 +43,7 @@ fn a_cluster_has_the_whole_tree() {
         "weighted_target_experimental",
         "edf_weighted_round_robin",
     ];
-    for (leaf, between) in [(plain, &[][..]), (watched, &["outlier_detection_experimental"])] {
+    for (leaf, between) in [(plain, &[][..]), (with_detection, &["outlier_detection_experimental"])] {
         let discovered = Discovered::default().with_leaf(leaf, set("a@x b@x | c@y"));
         let mut sim = sim(&cds("orders"), &discovered);
         assert_eq!(spine(&sim.describe()), [&above[..], between, &below].concat());
@@ -57,7 +57,8 @@ fn a_cluster_has_the_whole_tree() {
     }
 }
 
-/// CM-6: calls for a cluster that is gone fail, those that wait for ready too, so that nobody holds on to it.
+/// CM-6: calls for a deleted cluster fail, also wait-for-ready calls, so that none of them retains the
+/// cluster.
 #[test]
 fn a_deleted_cluster_fails_its_calls() {
     let discovered = Discovered::default().with("orders", "a");
@@ -68,18 +69,19 @@ fn a_deleted_cluster_fails_its_calls() {
     assert_eq!(sim.pick().outcome(), "drop");
     assert_eq!(sim.pick_waiting().outcome(), "drop");
     assert_eq!((sim.state(), sim.closed()), (ConnectivityState::TransientFailure, vec!["a".to_owned()]));
-    assert!(sim.describe().children.is_empty(), "nothing runs below");
+    assert!(sim.describe().children.is_empty(), "the cluster has no child policy");
     sim.note("node n1");
     assert_eq!(
         failure(&mut sim),
         "Unavailable: the control plane deleted it",
-        "discovery says all that there is to say"
+        "the message of discovery has no second note"
     );
     sim.clusters(&discovered.0);
     assert_eq!(sim.letters(2), "aa");
 }
 
-/// CDS-11: the config is complete, so a cluster that is not there is a mistake, except one that was just asked for.
+/// CDS-11: the config is complete, so an unknown cluster is an error, except a dynamic one that was just
+/// subscribed.
 #[test]
 fn an_unknown_cluster_is_an_error_unless_dynamic() {
     let none = Discovered::default();
@@ -90,31 +92,31 @@ fn an_unknown_cluster_is_an_error_unless_dynamic() {
 
     let dynamic = json!([{"cds_experimental": {"cluster": "orders", "is_dynamic": true}}]);
     let mut sim = sim(&dynamic, &none);
-    let wanted =
+    let subscribed =
         |sim: &mut CoreSim| sim.core().subscribed_clusters().map(ToString::to_string).collect::<Vec<_>>();
-    assert_eq!((wanted(&mut sim), sim.pick().outcome()), (vec!["orders".to_owned()], "queue".to_owned()));
+    assert_eq!((subscribed(&mut sim), sim.pick().outcome()), (vec!["orders".to_owned()], "queue".to_owned()));
     sim.clusters(&none.clone().with("stock", "s").0);
     assert_eq!((sim.published(), sim.pick().outcome()), (0, "queue".to_owned()));
     let found = none.clone().with("orders", "a");
     sim.clusters(&found.0);
     assert_eq!(sim.letters(2), "aa");
-    // Updates that lack it are passed over; one that says that it is gone is not.
+    // Updates without the cluster are ignored. An update with an error for the cluster is applied.
     sim.clusters(&none.0);
-    assert_eq!((sim.letters(2), wanted(&mut sim).len()), ("aa".to_owned(), 1));
+    assert_eq!((sim.letters(2), subscribed(&mut sim).len()), ("aa".to_owned(), 1));
     sim.clusters(&none.clone().with_error("orders", "gone").0);
     assert_eq!(sim.pick().outcome(), "drop");
     sim.clusters(&none.0);
     assert_eq!(sim.pick().outcome(), "drop");
-    // The wish ends with the policy that had it, and what is known of one cluster says nothing of another.
+    // The subscription ends with its policy. The state of one cluster does not affect another.
     sim.config(&json!([{"cds_experimental": {"cluster": "stock", "isDynamic": true}}]));
-    assert_eq!((wanted(&mut sim), sim.pick().outcome()), (vec!["stock".to_owned()], "queue".to_owned()));
+    assert_eq!((subscribed(&mut sim), sim.pick().outcome()), (vec!["stock".to_owned()], "queue".to_owned()));
     sim.config(&cds("orders"));
-    assert!(wanted(&mut sim).is_empty());
+    assert!(subscribed(&mut sim).is_empty());
 }
 
-/// A wish is held as often as there are policies that have it.
+/// A dynamic cluster stays subscribed until its last policy is dropped.
 #[test]
-fn a_cluster_is_wanted_until_the_last_one_lets_go() {
+fn a_cluster_is_subscribed_until_its_last_policy_is_dropped() {
     let dynamic = json!([{"cds_experimental": {"cluster": "orders", "isDynamic": true}}]);
     let children = |names: &[&str]| {
         let children: serde_json::Map<_, _> =
@@ -122,13 +124,13 @@ fn a_cluster_is_wanted_until_the_last_one_lets_go() {
         json!([{"xds_cluster_manager_experimental": {"children": children}}])
     };
     let mut sim = CoreSim::new(&children(&["one", "two"]), Endpoints::none());
-    for (names, wanted) in [(&["one", "two"][..], 1), (&["two"], 1), (&["two", "three"], 1), (&[], 0)] {
+    for (names, subscribed) in [(&["one", "two"][..], 1), (&["two"], 1), (&["two", "three"], 1), (&[], 0)] {
         sim.config(&children(names));
-        assert_eq!(sim.core().subscribed_clusters().count(), wanted, "{names:?}");
+        assert_eq!(sim.core().subscribed_clusters().count(), subscribed, "{names:?}");
     }
 }
 
-/// CDS-5, CDS-12: the leaves of an aggregate in its order, each priority of each leaf in turn.
+/// CDS-5, CDS-12: the leaves of an aggregate are tried in its order, each priority of each leaf in turn.
 #[test]
 fn an_aggregate_tries_its_leaves_in_order() {
     let discovered = Discovered::default()
@@ -145,7 +147,7 @@ fn an_aggregate_tries_its_leaves_in_order() {
     sim.up("c");
     sim.advance(secs(3));
     assert_eq!(sim.letters(2), "cc");
-    // The order is the aggregate's; the children follow their clusters, and nothing is dialled again.
+    // A new order keeps the child of each cluster, and nothing is dialled again.
     sim.dialled();
     sim.clusters(&discovered.clone().with_aggregate("all", &["spare", "main"]).0);
     assert_eq!((sim.letters(2), sim.dialled()), ("cc".to_owned(), vec![]));
@@ -154,14 +156,14 @@ fn an_aggregate_tries_its_leaves_in_order() {
     let priorities = &find_all(&tree, "priority_experimental")["priority"].details["priorities"];
     let names = ["spare/priority-0", "spare/priority-1", "main/priority-0", "main/priority-1"];
     assert_eq!(priorities, &json!(names));
-    // A leaf alone, then an aggregate again: the same cluster resolver goes on.
+    // A single leaf, then the aggregate again, use the same cluster resolver.
     sim.clusters(&discovered.clone().with("all", "c").0);
     assert_eq!(sim.letters(2), "cc");
     sim.clusters(&discovered.0);
     assert_eq!(sim.letters(2), "cc");
 }
 
-/// CDS-7: policy, circuit breaker, outlier detection, load reporting and drops are each leaf's own.
+/// CDS-7: each leaf has its own policy, circuit breaker, outlier detection, load reporting and drops.
 #[test]
 fn each_leaf_has_its_own_settings() {
     let ejection = OutlierSettings {
@@ -238,9 +240,9 @@ fn each_leaf_has_its_own_settings() {
     );
 }
 
-/// CDS-6: a leaf that cannot be used is a priority that fails; without any that can, calls fail.
+/// CDS-6: an unusable leaf is a priority in TRANSIENT_FAILURE. If no leaf is usable, calls fail.
 #[test]
-fn a_missing_leaf_is_passed_over() {
+fn an_unusable_leaf_is_skipped() {
     let discovered = Discovered::default().with("b", "b").with_aggregate("all", &["a", "b", "c"]);
     let mut sim = sim(&cds("all"), &discovered);
     assert_eq!(sim.letters(2), "bb");
@@ -249,17 +251,18 @@ fn a_missing_leaf_is_passed_over() {
     let states: Vec<_> = priority.children.iter().map(|(name, child)| (name.as_str(), child.state)).collect();
     let (failed, ready) = (Some(ConnectivityState::TransientFailure), Some(ConnectivityState::Ready));
     assert_eq!(states, [("a/priority-0", failed), ("b/priority-0", ready)], "the third was not needed");
-    // With every other priority down, the last one answers. Those that wait may still wait for the second.
+    // With every other priority down, calls fail with the error of the last one. Wait-for-ready calls queue
+    // for the second.
     sim.down("b");
     assert_eq!(
         failure(&mut sim),
         r#"Unavailable: no addresses to connect to (cluster "c": discovery knows nothing of it)"#
     );
     assert_eq!((sim.pick().outcome(), sim.pick_waiting().outcome()), ("fail".to_owned(), "queue".to_owned()));
-    // A leaf comes to be known.
+    // A leaf becomes known.
     sim.clusters(&discovered.clone().with("a", "a").0);
     assert_eq!(sim.letters(2), "aa");
-    // No leaf is left; then none was ever there.
+    // All leaves become unusable; then the aggregate has none.
     let none = discovered.clone().without("b").with_error("a", "gone").with_error("c", "refused");
     sim.clusters(&none.0);
     assert_eq!(
@@ -269,7 +272,7 @@ fn a_missing_leaf_is_passed_over() {
     assert_eq!(sim.pick_waiting().outcome(), "drop");
     sim.clusters(&none.with_aggregate("all", &[]).0);
     assert_eq!(failure(&mut sim), r#"Unavailable: cluster "all": it is an aggregate without leaf clusters"#);
-    // Leaves are leaves; an aggregate among them does not run in circles.
+    // An aggregate as its own leaf is an error, not an endless recursion.
     sim.clusters(&Discovered::default().with_aggregate("all", &["all"]).0);
     assert_eq!(
         failure(&mut sim),
@@ -278,7 +281,7 @@ fn a_missing_leaf_is_passed_over() {
     );
 }
 
-/// CDS-13: calls in flight are counted per cluster, however it is reached.
+/// CDS-13: the circuit breaker counts calls per cluster, whether or not the cluster is in an aggregate.
 #[test]
 fn a_cluster_alone_and_in_an_aggregate_shares_its_circuit_breaker() {
     let limited = LeafCluster { max_concurrent_requests: Some(2), ..eds("orders") };
@@ -300,7 +303,7 @@ fn a_cluster_alone_and_in_an_aggregate_shares_its_circuit_breaker() {
     two.finish_ok();
 }
 
-/// The first service config of S4: cluster names and weights as printed there.
+/// First service config of the walk-through (see CM-9), with the cluster names and weights printed there.
 fn weighted_clusters() -> Value {
     let targets = |targets: &[(&str, u32)]| {
         let target = |(name, weight): &(&str, u32)| {
@@ -316,7 +319,7 @@ fn weighted_clusters() -> Value {
     }}}]})
 }
 
-/// The second service config of S4.
+/// Second service config of the walk-through (see CM-9).
 fn bare_clusters() -> Value {
     let child = |name: &str| json!({"childPolicy": cds(name)});
     json!({"loadBalancingConfig": [{"xds_cluster_manager_experimental": {"children": {
@@ -324,7 +327,7 @@ fn bare_clusters() -> Value {
     }}}]})
 }
 
-/// CM-9: weighted targets of clusters below the manager share by weight.
+/// CM-9: weighted targets of clusters below the cluster manager share calls by weight.
 #[test]
 fn the_first_config_of_the_walk_through_works() {
     let config = weighted_clusters();
@@ -341,7 +344,7 @@ fn the_first_config_of_the_walk_through_works() {
         shares
     };
     assert_eq!(shares("cds:cluster_1"), [("1".to_owned(), 10_000)].into());
-    // Standard deviations: 43 and 10.
+    // The standard deviations are 43 and 10.
     let second = shares("weighted:cluster_1_cluster_2_1");
     assert!((2_300..=2_700).contains(&second["2"]) && second["1"] + second["2"] == 10_000, "{second:?}");
     let third = shares("weighted:cluster_1_cluster_3_1");
@@ -349,7 +352,7 @@ fn the_first_config_of_the_walk_through_works() {
     assert_eq!(shares("cluster_2"), [("fail".to_owned(), 10_000)].into(), "there is no child of that name");
 }
 
-/// CM-9
+/// CM-9: each child of the cluster manager can be a plain cluster.
 #[test]
 fn the_second_config_of_the_walk_through_works() {
     let config = bare_clusters();
@@ -362,9 +365,10 @@ fn the_second_config_of_the_walk_through_works() {
     }
 }
 
-/// One changed cluster among a thousand runs its own policies and no other; an update that changes nothing runs nobody.
+/// An update that changes one cluster of a thousand reconciles only its policies. An update without changes
+/// reconciles none.
 #[test]
-fn only_the_cluster_that_changed_runs() {
+fn only_the_changed_cluster_is_reconciled() {
     const ALL: usize = 1_000;
     let runs = Arc::new(AtomicUsize::new(0));
     let mut registry = Registry::standard();
@@ -404,14 +408,14 @@ fn only_the_cluster_that_changed_runs() {
     let fewer = LeafCluster { max_concurrent_requests: Some(7), ..leaf(8) };
     let fewer = discovered.clone().with_endpoints("c7", set("a b d | c e")).with_leaf(fewer, set("a b | c"));
     expect(&fewer, 0, "a limit above the policy, and endpoints that read the same");
-    expect(&fewer.clone().with("other", "x").without("other2"), 0, "a cluster that nobody looks at");
-    expect(&fewer.with_error("c9", "gone"), 0, "a cluster that goes");
+    expect(&fewer.clone().with("other", "x").without("other2"), 0, "a cluster that no policy reads");
+    expect(&fewer.with_error("c9", "gone"), 0, "a removed cluster");
 }
 
-/// Looks at the cluster that its config names, and at its endpoints; counts its runs.
-struct Looking(Arc<AtomicUsize>, CachedState<()>);
+/// Reads the cluster and the endpoints that its config names, and counts its passes.
+struct ClusterReader(Arc<AtomicUsize>, CachedState<()>);
 
-impl Policy for Looking {
+impl Policy for ClusterReader {
     type Config = Arc<str>;
 
     fn parse(fields: &ConfigFields<'_>) -> Result<Arc<str>, ConfigError> {
@@ -430,14 +434,15 @@ impl Policy for Looking {
     }
 }
 
-/// A policy runs again when what it looked at in its last run is something else, and only then.
+/// A policy is reconciled again only if a cluster or endpoint set that it read in its last pass has changed.
 #[test]
-fn a_look_is_repeated_when_it_would_see_something_else() {
+fn a_policy_runs_again_when_what_it_read_changes() {
     let runs = Arc::new(AtomicUsize::new(0));
     let mut registry = Registry::standard();
     let shared = runs.clone();
-    registry.register_with("looking", move || Looking(shared.clone(), CachedState::default()));
-    let at = |name: &str| registry.parse(&json!([{"looking": {"at": name}}])).expect("it is registered");
+    registry.register_with("cluster_reader", move || ClusterReader(shared.clone(), CachedState::default()));
+    let at =
+        |name: &str| registry.parse(&json!([{"cluster_reader": {"at": name}}])).expect("it is registered");
     let (at_one, at_two) = (at("one"), at("two"));
     let mut core = Core::builder(Rng::fixed(1)).build();
     let mut expect = |config: &LbConfig, discovered: Option<&Discovered>, expected: usize, what: &str| {
@@ -463,14 +468,14 @@ fn a_look_is_repeated_when_it_would_see_something_else() {
     expect(&at_one, Some(&gone), 1, "it cannot be used");
     expect(&at_one, Some(&gone.clone().with_error("one", "gone")), 0, "for the same reason");
     expect(&at_one, Some(&gone.clone().with_error("one", "refused")), 1, "for another reason");
-    expect(&at_two, Some(&gone), 1, "it looks elsewhere");
-    expect(&at_two, Some(&both), 1, "that changed");
-    expect(&at_two, Some(&both.clone().with("one", "z")), 0, "where it used to look");
-    expect(&at_two, None, 1, "nothing is known any more");
+    expect(&at_two, Some(&gone), 1, "the config names another cluster");
+    expect(&at_two, Some(&both), 1, "the named cluster changed");
+    expect(&at_two, Some(&both.clone().with("one", "z")), 0, "the cluster named before changed");
+    expect(&at_two, None, 1, "the update has no clusters");
 }
 
 #[test]
-fn mistakes_in_the_config_are_named() {
+fn config_errors_name_the_field() {
     let at = "policy \"cds_experimental\": loadBalancingConfig[0].cds_experimental";
     for (settings, error) in [
         (json!({}), ".cluster: is required: the name of the cluster"),
@@ -483,7 +488,8 @@ fn mistakes_in_the_config_are_named() {
     }
 }
 
-/// What is known of an aggregate's leaf: nothing, an error, or its priorities (from DNS if odd), each a set of letters.
+/// State of each leaf of an aggregate: unknown, an error, or priorities (from DNS if the bool is true). A
+/// priority is a set of letters.
 type Leaves = Vec<Option<Result<(bool, Vec<BTreeSet<char>>), ()>>>;
 
 fn leaves() -> impl Strategy<Value = Leaves> {
@@ -493,7 +499,7 @@ fn leaves() -> impl Strategy<Value = Leaves> {
     prop::collection::vec(prop::option::weighted(0.9, known), 0..4)
 }
 
-/// Each letter is an endpoint, in a zone of its own.
+/// Each letter is an endpoint in a locality of its own.
 fn letters(all: &BTreeSet<char>) -> String {
     let each: Vec<String> = all.iter().map(|c| format!("{c}@{c}")).collect();
     each.join(" ")
@@ -521,7 +527,7 @@ fn discovered(leaves: &Leaves) -> Discovered {
     discovered
 }
 
-/// Where calls should go: to the first priority with endpoints, whatever came before.
+/// Expected pick outcomes: the endpoints of the first non-empty priority, independent of earlier updates.
 fn expected(leaves: &Leaves) -> BTreeSet<String> {
     let usable = || leaves.iter().flatten().flatten();
     let first = usable().flat_map(|(_, priorities)| priorities).find(|priority| !priority.is_empty());
@@ -535,10 +541,10 @@ fn expected(leaves: &Leaves) -> BTreeSet<String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// CDS-6, CDS-12: whatever leaves come, change, fail and go, calls go where the present says; and looking again
-    /// never changes anything, which the world checks after each step.
+    /// CDS-6, CDS-12: after any updates of the leaves, calls follow the latest one. The simulation checks
+    /// after each step that another pass changes nothing.
     #[test]
-    fn the_present_decides_and_not_the_past(updates in prop::collection::vec(leaves(), 1..6)) {
+    fn only_the_latest_update_counts(updates in prop::collection::vec(leaves(), 1..6)) {
         let mut sim = CoreSim::new(&cds("all"), Endpoints::none()).all_up();
         for leaves in updates {
             sim.clusters(&discovered(&leaves).0);

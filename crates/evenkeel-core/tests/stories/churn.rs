@@ -1,7 +1,7 @@
-//! Everything at once: trees of policies under random edits, failures, recoveries, calls and time.
+//! Trees of policies under random edits, failures, recoveries, calls and time.
 //!
-//! There is no model here, only what must hold whatever happens: calls go to connections that are ready, everything that was
-//! started is ended, nothing is kept for nobody, and a fleet that is up is used.
+//! There is no model here, only invariants. Calls go to READY subchannels. Every call that was started ends.
+//! Nothing is retained without a user. If all backends are up, calls succeed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +18,16 @@ const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 #[derive(Clone, Debug)]
 enum Step {
     Config(usize),
-    /// Endpoints of the first and of the second group, by number, with weights.
+    /// Endpoints of the first and of the second group, by index, with weights.
     Endpoints(Vec<(usize, u32)>, Vec<(usize, u32)>),
     Up(usize),
     Down(usize),
     Lose(usize),
-    /// Starts a call.
+    /// Starts a call with this entropy.
     PickArgs(u64),
-    /// Ends the oldest call that is under way.
+    /// Finishes the oldest call in flight.
     End(Code),
-    /// Drops the oldest call that is under way.
+    /// Drops the oldest call in flight.
     Cancel,
     ExitIdle,
     Wait(u64),
@@ -98,7 +98,7 @@ fn groups(one: &[(usize, u32)], two: &[(usize, u32)]) -> Endpoints {
     let zones = ["x", "y"].map(|zone| Arc::new(Locality { zone: zone.to_owned(), ..Locality::default() }));
     let list = |group: &[(usize, u32)]| {
         Endpoints::list(group.iter().map(|(i, weight)| {
-            // Some endpoints have a second address.
+            // Every third endpoint has a second address.
             let second = (i % 3 == 0).then(|| format!("{}2", NAMES[*i]));
             let addresses = [NAMES[*i].to_owned()].into_iter().chain(second);
             let endpoint = Endpoint::new(addresses.map(|address| evenkeel_core::Address::from(&*address)));
@@ -121,9 +121,9 @@ fn load(entropy: usize) -> LoadReport {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// fault 63, fault 68
+    /// fault 63, fault 68: the invariants hold after any sequence of events.
     #[test]
-    fn whatever_happens(first in 0..configs().len(), seed in any::<u64>(), steps in steps()) {
+    fn invariants_hold_after_any_events(first in 0..configs().len(), seed in any::<u64>(), steps in steps()) {
         let configs = configs();
         let core = Core::builder(Rng::from_entropy(seed)).build();
         let start = groups(&[(0, 1), (1, 2), (2, 3)], &[(3, 1), (4, 1)]);
@@ -165,7 +165,7 @@ proptest! {
             }
         }
 
-        // A fleet that is up is used: once back-offs, ejections and failover timers are over, calls find their way.
+        // If all backends are up, calls succeed once backoffs, ejections and failover timers are over.
         under_way.clear();
         for name in NAMES {
             sim.up(name);
@@ -183,7 +183,7 @@ proptest! {
             picked.finish_ok();
         }
 
-        // Nothing is kept for nobody, once the last retained child has been let go.
+        // After the last retained child is dropped, no subchannel and no watch remains.
         sim.update(&json!([{"round_robin": {}}]), Endpoints::none());
         sim.advance(secs(16 * 60));
         prop_assert_eq!(sim.subchannel_count(), 0);

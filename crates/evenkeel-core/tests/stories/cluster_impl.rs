@@ -1,4 +1,4 @@
-//! `xds_cluster_impl_experimental`: drops, the circuit breaker, and calls in flight.
+//! `xds_cluster_impl_experimental`: drops, circuit breaker and calls in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use evenkeel_core::{
 use serde_json::{Value, json};
 use testkit::{CoreSim, Picked, endpoints};
 
-/// The config of cluster "c" over round robin, with these settings besides.
+/// Config of cluster "c" over round_robin, with these additional settings.
 fn cluster(settings: &Value) -> Value {
     cluster_over(settings, &json!([{"round_robin": {}}]))
 }
@@ -39,9 +39,10 @@ fn with_counters(counters: &Arc<CallCounters>, config: &Value, endpoints: Endpoi
     CoreSim::with(core, Registry::standard(), config, endpoints)
 }
 
-/// CI-1: one number for both categories would never drop a call for the second.
+/// CI-1: each category draws its own random number. With one number for both, the second would never drop a
+/// call.
 #[test]
-fn each_category_rolls_its_own_number_in_order() {
+fn each_category_draws_its_own_number_in_order() {
     let mut sim = CoreSim::new(&drops(&[("lb", 500_000), ("throttle", 500_000)]), endpoints(["a"])).all_up();
     let passed = sim.shares(40_000)["a"] as u64;
     let dropped = |category: &str| detail(&sim, "drops")[category].as_u64().unwrap();
@@ -51,7 +52,7 @@ fn each_category_rolls_its_own_number_in_order() {
     assert_eq!(detail(&sim, "circuitBreakerDrops"), 0);
 }
 
-/// CI-1
+/// CI-1: the share of dropped calls follows the rate of the category.
 #[test]
 fn rates_hold() {
     for rate in [0, 1_000, 50_000, 333_333, 1_000_000] {
@@ -61,14 +62,14 @@ fn rates_hold() {
     }
 }
 
-/// Within four standard deviations of what a share of so many calls should be.
+/// Checks that a count is within four standard deviations of this share of the calls.
 fn assert_near(count: u64, calls: u32, share: f64) {
     let calls = f64::from(calls);
     let slack = 4.0 * (calls * share * (1.0 - share)).sqrt();
     assert!((count as f64 - calls * share).abs() <= slack, "{count} of {calls} for a share of {share}");
 }
 
-/// CI-1: a drop fails calls that wait for ready too, and the child is not asked.
+/// CI-1: a drop also fails wait-for-ready calls, and the child's picker is not called.
 #[test]
 fn a_drop_comes_before_the_pick_and_names_its_category() {
     let mut sim = CoreSim::new(&drops(&[("none", 0), ("maintenance", 1_000_000)]), endpoints(["a"])).all_up();
@@ -84,7 +85,7 @@ fn a_drop_comes_before_the_pick_and_names_its_category() {
     assert_eq!(detail(&sim, "inFlight"), 0);
 }
 
-/// CI-2
+/// CI-2: rates are scaled to a million and capped there.
 #[test]
 fn rates_are_scaled_to_a_million_and_capped() {
     use Denominator::{Hundred, Million, TenThousand};
@@ -106,9 +107,9 @@ fn rates_are_scaled_to_a_million_and_capped() {
     assert!(sim.describe().warnings[0].contains("counts as a million"));
 }
 
-/// CI-3
+/// CI-3: calls that queue or fail draw no drop.
 #[test]
-fn calls_that_wait_or_fail_anyway_are_not_rolled() {
+fn queued_and_failed_calls_draw_no_drop() {
     let mut sim = CoreSim::new(&drops(&[("lb", 900_000)]), endpoints(["a"]));
     assert_eq!(sim.shares(100), [("queue".to_owned(), 100)].into());
     sim.fail("a");
@@ -119,19 +120,22 @@ fn calls_that_wait_or_fail_anyway_are_not_rolled() {
     assert!(sim.shares(100)["drop"] > 70);
 }
 
-/// CI-3, CI-4: a child that is not READY and picks all the same is not rolled, but its calls count in flight; one that
-/// is not allowed is taken back from the child as unsent.
+/// CI-3, CI-4: if the child picks without being READY, no drop is drawn, but the call counts as in flight. A
+/// call above the limit ends as unsent for the child's trackers.
 #[test]
-fn a_child_that_picks_without_being_ready() {
+fn calls_of_a_child_that_is_not_ready_count_in_flight() {
     let mut registry = Registry::standard();
     let ends = Arc::new(Ends::default());
     let shared = ends.clone();
-    registry.register_with("stubborn", move || Stubborn { ends: shared.clone(), ..Stubborn::default() });
+    registry.register_with("early_picker", move || EarlyPicker {
+        ends: shared.clone(),
+        ..EarlyPicker::default()
+    });
     let settings = json!({
         "maxConcurrentRequests": 1,
         "dropCategories": [{"category": "lb", "requestsPerMillion": 1_000_000}],
     });
-    let config = cluster_over(&settings, &json!([{"stubborn": {}}]));
+    let config = cluster_over(&settings, &json!([{"early_picker": {}}]));
     let mut sim = CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
     assert_eq!(sim.state(), ConnectivityState::Connecting);
     let first = sim.pick();
@@ -144,7 +148,7 @@ fn a_child_that_picks_without_being_ready() {
     assert_eq!(detail(&sim, "circuitBreakerDrops"), 1);
 }
 
-/// CI-4
+/// CI-4: a call above the limit is dropped with UNAVAILABLE, also if it waits for ready.
 #[test]
 fn the_circuit_breaker_drops_above_its_limit() {
     let config = cluster(&json!({"maxConcurrentRequests": 2}));
@@ -168,14 +172,14 @@ fn the_circuit_breaker_drops_above_its_limit() {
     assert_eq!(detail(&sim, "inFlight"), 0);
 }
 
-/// CI-4: a limit of nothing lets nothing pass.
+/// CI-4: a limit of zero drops every call.
 #[test]
 fn a_limit_of_zero_drops_all() {
     let mut sim = CoreSim::new(&cluster(&json!({"max_concurrent_requests": 0})), endpoints(["a"])).all_up();
     assert_eq!(sim.picks(2), ["drop", "drop"]);
 }
 
-/// CI-5
+/// CI-5: without a setting the limit is 1024.
 #[test]
 fn the_limit_is_1024_unless_set() {
     let mut sim = CoreSim::new(&cluster(&json!({})), endpoints(["a"])).all_up();
@@ -184,9 +188,9 @@ fn the_limit_is_1024_unless_set() {
     assert_eq!(sim.pick().outcome(), "drop");
 }
 
-/// CI-6: A32's own example, a limit lowered below what is in flight.
+/// CI-6: the example of A32, a limit lowered below the number of calls in flight.
 #[test]
-fn lowering_the_limit_keeps_what_is_in_flight() {
+fn lowering_the_limit_keeps_calls_in_flight() {
     let mut sim = CoreSim::new(&cluster(&json!({"maxConcurrentRequests": 105})), endpoints(["a"])).all_up();
     let mut held: Vec<_> = (0..105).map(|_| sim.pick()).collect();
     sim.config(&cluster(&json!({"maxConcurrentRequests": 100})));
@@ -197,10 +201,10 @@ fn lowering_the_limit_keeps_what_is_in_flight() {
     assert_eq!(sim.picks(1), ["a"]);
     sim.config(&cluster(&json!({"maxConcurrentRequests": 200})));
     assert_eq!(detail(&sim, "inFlight"), 99);
-    assert_eq!(detail(&sim, "circuitBreakerDrops"), 6, "counts go on across configs");
+    assert_eq!(detail(&sim, "circuitBreakerDrops"), 6, "counts are kept across configs");
 }
 
-/// CI-6
+/// CI-6: channels of one process share the counter of a cluster and EDS service name.
 #[test]
 fn channels_of_a_process_share_the_count_of_a_cluster() {
     let counters = Arc::new(CallCounters::default());
@@ -218,9 +222,9 @@ fn channels_of_a_process_share_the_count_of_a_cluster() {
     assert_eq!(two.picks(1), ["a"]);
 }
 
-/// CI-6
+/// CI-6: each way a call can end decrements the counter once.
 #[test]
-fn every_end_counts_the_call_out_once() {
+fn every_end_decrements_the_counter_once() {
     let mut sim = CoreSim::new(&cluster(&json!({})), endpoints(["a"])).all_up();
     let ends: [fn(Picked); 4] = [
         |picked| assert_eq!(picked.finish_ok(), "a"),
@@ -236,7 +240,7 @@ fn every_end_counts_the_call_out_once() {
     }
 }
 
-/// CI-6: no thread sees more calls in flight than allowed, and none is left at the end.
+/// CI-6: no thread sees more calls in flight than allowed, and the counter is 0 at the end.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the limit must hold whatever threads do")]
 fn the_limit_is_exact_and_nothing_leaks() {
@@ -295,19 +299,19 @@ fn the_limit_is_exact_and_nothing_leaks() {
     assert_eq!(count("circuitBreakerDrops") + dropped, shed.into_inner());
 }
 
-/// CI-8: the cluster is named to the policies below.
+/// CI-8: child policies read the cluster name from their scope.
 #[test]
 fn the_cluster_is_named_below() {
     let mut registry = Registry::standard();
-    registry.register::<Stubborn>("stubborn");
-    let config = cluster_over(&json!({}), &json!([{"stubborn": {}}]));
+    registry.register::<EarlyPicker>("early_picker");
+    let config = cluster_over(&json!({}), &json!([{"early_picker": {}}]));
     let sim = CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
     assert_eq!(sim.describe().children[0].1.details["backendService"], "c");
 }
 
-/// CI-1
+/// CI-1: the drop count of a category is kept while the config names it.
 #[test]
-fn counts_of_a_category_go_on_while_it_stays() {
+fn drop_counts_are_kept_with_their_category() {
     let mut sim = CoreSim::new(&drops(&[("lb", 1_000_000)]), endpoints(["a"])).all_up();
     sim.picks(3);
     sim.config(&drops(&[("new", 0), ("lb", 1_000_000), ("lb", 1_000_000)]));
@@ -317,9 +321,9 @@ fn counts_of_a_category_go_on_while_it_stays() {
     assert_eq!(sim.picks(1), ["a"]);
 }
 
-/// The same config and endpoints again give the same picker; another limit gives another one.
+/// An equal config with equal endpoints keeps the picker. Another limit publishes a new one.
 #[test]
-fn the_picker_stays_until_something_differs() {
+fn the_picker_is_kept_until_the_config_changes() {
     let endpoints = endpoints(["a"]);
     let mut sim = CoreSim::new(&cluster(&json!({})), endpoints.clone()).all_up();
     sim.published();
@@ -330,15 +334,15 @@ fn the_picker_stays_until_something_differs() {
 }
 
 #[test]
-fn no_endpoints_is_the_child_s_to_say() {
+fn without_endpoints_the_child_reports_the_failure() {
     let mut sim = CoreSim::new(&drops(&[("lb", 1_000_000)]), Endpoints::none());
     assert_eq!(sim.state(), ConnectivityState::TransientFailure);
     assert_eq!(sim.pick().status().unwrap().message(), "no endpoints");
 }
 
-/// CI-2
+/// CI-2: config errors name the field and the expected value.
 #[test]
-fn bad_configs_say_what_is_wrong() {
+fn config_errors_name_the_field() {
     let child = json!([{"round_robin": {}}]);
     for (settings, problem) in [
         (json!({"cluster": "c"}), ".childPolicy: is required"),
@@ -366,9 +370,9 @@ fn bad_configs_say_what_is_wrong() {
     }
 }
 
-/// A policy that picks its first endpoint although it always says CONNECTING.
+/// Test policy that picks its first endpoint although it always reports CONNECTING.
 #[derive(Default)]
-struct Stubborn {
+struct EarlyPicker {
     ends: Arc<Ends>,
     state: Option<LbState>,
     backend_service: Option<Arc<str>>,
@@ -380,9 +384,9 @@ struct Ends {
     unsent: AtomicU64,
 }
 
-struct StubbornPicker(SubchannelId, Arc<Ends>);
+struct FixedPicker(SubchannelId, Arc<Ends>);
 
-impl Policy for Stubborn {
+impl Policy for EarlyPicker {
     type Config = ();
 
     fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
@@ -395,7 +399,7 @@ impl Policy for Stubborn {
             return LbState::connecting();
         };
         let id = cx.subchannel(&address).id();
-        let picker = || LbState::new(ConnectivityState::Connecting, StubbornPicker(id, self.ends.clone()));
+        let picker = || LbState::new(ConnectivityState::Connecting, FixedPicker(id, self.ends.clone()));
         self.state.get_or_insert_with(picker).clone()
     }
 
@@ -404,7 +408,7 @@ impl Policy for Stubborn {
     }
 }
 
-impl Picker for StubbornPicker {
+impl Picker for FixedPicker {
     fn pick(&self, _: &PickArgs<'_>) -> PickResult {
         PickResult::Complete(self.0, CallTrackers::one(self.1.clone()))
     }

@@ -1,4 +1,4 @@
-//! `xds_cluster_manager_experimental`: one child per cluster; routing has chosen which.
+//! `xds_cluster_manager_experimental`: one child per cluster; the call's route selects the child.
 
 use evenkeel_core::ConnectivityState::{self, Connecting, Idle, Ready, TransientFailure};
 use evenkeel_core::policy::RoundRobin;
@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use testkit::{CoreSim, dialled, endpoints, secs};
 
-use crate::scripted::{self, said, scripted};
+use crate::scripted::{self, picked_child, scripted};
 
-/// Clusters with a policy each.
+/// Config of clusters with a policy each.
 fn clusters<'a>(children: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
     let child = |(name, policy): (&str, Value)| (name.to_owned(), json!({ "childPolicy": policy }));
     let children: Map<_, _> = children.into_iter().map(child).collect();
@@ -23,19 +23,20 @@ fn round_robin<'a>(names: impl IntoIterator<Item = &'a str>) -> Value {
     clusters(names.into_iter().map(|name| (name, json!([{"round_robin": {}}]))))
 }
 
-/// A group of one endpoint for each name, at the address of that name.
+/// One endpoint group per name, with one endpoint at the address of that name.
 fn alone<'a>(names: impl IntoIterator<Item = &'a str>) -> Endpoints {
     Endpoints::groups(names.into_iter().map(|name| (name, endpoints([name]))))
 }
 
-/// Where a call routed to this cluster goes.
+/// Returns the outcome of a call routed to this cluster.
 fn pick(sim: &mut CoreSim, cluster: &'static str) -> String {
     sim.pick_with(|call| call.with_cluster(cluster)).finish_ok()
 }
 
-/// CM-1, LBX-7: each cluster has its own endpoints and its own state; a call meets those of its cluster.
+/// CM-1, LBX-7: each cluster has its own endpoints and its own state. A call is picked by the child of its
+/// cluster.
 #[test]
-fn a_call_goes_to_the_cluster_that_routing_chose() {
+fn a_call_goes_to_the_cluster_of_its_route() {
     let mut sim = CoreSim::new(&round_robin(["a", "b", "c"]), alone(["a", "b", "c"]));
     sim.up("a");
     sim.down("b");
@@ -48,9 +49,9 @@ fn a_call_goes_to_the_cluster_that_routing_chose() {
     assert_eq!(["a", "b", "c"].map(|name| pick(&mut sim, name)), ["fail", "fail", "c"]);
 }
 
-/// CM-1: an idle cluster wakes when a call comes for it, and only then.
+/// CM-1: an IDLE cluster connects only when a call for it is picked.
 #[test]
-fn an_idle_cluster_waits_for_its_call() {
+fn an_idle_cluster_connects_on_its_first_call() {
     let child = || json!([{"pick_first": {}}]);
     let mut sim = CoreSim::new(&clusters([("a", child()), ("b", child())]), alone(["a", "b"]));
     sim.ready("a");
@@ -62,7 +63,7 @@ fn an_idle_cluster_waits_for_its_call() {
     assert_eq!((pick(&mut sim, "a"), sim.dialled()), ("queue".to_owned(), vec!["a".to_owned()]));
 }
 
-/// CM-2: with no cluster, one or many in the config.
+/// CM-2: a call for an unknown cluster fails with INTERNAL, for configs with no, one and many clusters.
 #[test]
 fn an_unknown_cluster_is_internal() {
     for known in [&[][..], &["a"], &["a", "b", "c"]] {
@@ -81,25 +82,25 @@ fn an_unknown_cluster_is_internal() {
     }
 }
 
-/// CM-3: every combination of the states of two children, and of none.
+/// CM-3: the aggregated state, for no children and for every pair of child states.
 #[test]
-fn states_are_summed_up() {
+fn states_are_aggregated() {
     assert_eq!(CoreSim::new(&clusters([]), Endpoints::none()).state(), TransientFailure);
     let states = [Ready, Connecting, Idle, TransientFailure];
     for (i, a) in states.into_iter().enumerate() {
         for (j, b) in states.into_iter().enumerate() {
             let config = clusters([("a", scripted("a", a)), ("b", scripted("b", b))]);
             let mut sim = scripted::sim(&config, Endpoints::none());
-            // The states are listed in the order in which they win.
+            // The list has the states in the order of their precedence.
             assert_eq!(sim.state(), states[i.min(j)], "{a:?}, {b:?}");
             for name in ["a", "b"] {
-                assert_eq!(said(&sim.pick_with(|call| call.with_cluster(name))), name);
+                assert_eq!(picked_child(&sim.pick_with(|call| call.with_cluster(name))), name);
             }
         }
     }
 }
 
-/// CM-3, LBX-4: a child that failed counts as failed until it is ready.
+/// CM-3, LBX-4: a child that reported TRANSIENT_FAILURE counts as failed until it is READY.
 #[test]
 fn failure_sticks_until_ready() {
     let one = |state: ConnectivityState| clusters([("a", scripted("a", state))]);
@@ -112,9 +113,10 @@ fn failure_sticks_until_ready() {
     }
 }
 
-/// CM-1, LBX-11: clusters come and go without touching the others, and go at once.
+/// CM-1, LBX-11: clusters are added and removed without effect on the others. A removed cluster is closed at
+/// once.
 #[test]
-fn clusters_come_and_go() {
+fn clusters_are_added_and_removed_alone() {
     let mut sim = CoreSim::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
     assert_eq!(sim.dialled(), ["a", "b"]);
     sim.published();
@@ -129,7 +131,7 @@ fn clusters_come_and_go() {
     assert_eq!((sim.state(), sim.subchannel_count()), (TransientFailure, 0));
 }
 
-/// CM-1: the endpoints of a cluster may be there before its config is.
+/// CM-1: the endpoints of a cluster may arrive before its config.
 #[test]
 fn a_cluster_joins_by_config_alone() {
     let mut sim = CoreSim::new(&round_robin(["a"]), alone(["a", "b"])).all_up();
@@ -140,9 +142,9 @@ fn a_cluster_joins_by_config_alone() {
     assert_eq!(["a", "b"].map(|name| pick(&mut sim, name)), ["fail", "b"]);
 }
 
-/// LBX-7: the whole tree of a channel, each level with its part of the path.
+/// LBX-7: in a tree of policies, each level passes on the groups below its part of the path.
 #[test]
-fn groups_are_handed_down_level_by_level() {
+fn groups_are_passed_down_level_by_level() {
     let split = json!([{"weighted_target_experimental": {"targets": {
         "x": {"weight": 1, "childPolicy": [{"xds_wrr_locality_experimental": {"childPolicy": [{"round_robin": {}}]}}]},
     }}}]);
@@ -160,9 +162,9 @@ fn groups_are_handed_down_level_by_level() {
     assert_eq!(sim.subchannel_count(), 3);
 }
 
-/// LBX-12: another policy takes over in one cluster without a gap.
+/// LBX-12: a changed policy of one cluster takes over without a gap.
 #[test]
-fn a_cluster_changes_its_policy() {
+fn a_changed_policy_of_a_cluster_takes_over() {
     let mut sim = CoreSim::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
     sim.config(&clusters([("a", json!([{"pick_first": {}}])), ("b", json!([{"round_robin": {}}]))]));
     assert_eq!(sim.describe().children[0].1.policy, "pick_first");
@@ -170,9 +172,9 @@ fn a_cluster_changes_its_policy() {
     assert_eq!((sim.dialled().len(), sim.closed().len()), (2, 0));
 }
 
-/// CM-1, LBX-1, LBX-2
+/// CM-1, LBX-1, LBX-2: config errors carry the path of the field.
 #[test]
-fn bad_configs_say_where() {
+fn config_errors_carry_the_path() {
     let registry = Registry::standard();
     for (config, path, problem) in [
         (json!({"children": 1}), "children", "expected an object"),
@@ -187,7 +189,7 @@ fn bad_configs_say_where() {
     ] {
         let error = registry
             .parse(&json!([{ "xds_cluster_manager_experimental": config }]))
-            .expect_err("the config is bad");
+            .expect_err("the config is invalid");
         assert_eq!(error.path(), format!("loadBalancingConfig[0].xds_cluster_manager_experimental.{path}"));
         assert!(error.to_string().contains(problem), "{error}");
     }
@@ -198,7 +200,7 @@ fn bad_configs_say_where() {
     assert!(registry.parse(&json!([{"xds_cluster_manager_experimental": {}}])).is_ok());
 }
 
-/// Stands for the policy that a cluster's config would bring: round_robin over whatever endpoints it is given.
+/// Stand-in for `cds_experimental`: round_robin over the endpoints it is given.
 #[derive(Default)]
 struct Cds {
     child: ChildPolicy,
@@ -219,14 +221,14 @@ impl Policy for Cds {
         self.child.reconcile(config, endpoints, cx)
     }
 
-    fn describe(&self, look: &DescribeCx<'_>) -> Description {
-        Description::new().detail("runs", self.runs).child("round_robin", self.child.describe(look))
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        Description::new().detail("runs", self.runs).child("round_robin", self.child.describe(cx))
     }
 }
 
-/// CM-1: what happens to one cluster is nothing to the others, however many there are.
+/// CM-1: an event of one cluster reconciles none of the others, however many there are.
 #[test]
-fn one_cluster_of_many_runs_alone() {
+fn one_changed_cluster_of_many_is_reconciled_alone() {
     let now = Instant::ORIGIN;
     let names: Vec<String> = (0..100).map(|i| format!("c{i:02}")).collect();
     let mut registry = Registry::standard();
@@ -265,7 +267,7 @@ fn cds(cluster: &str) -> Value {
     json!([{"cds_experimental": {"cluster": cluster}}])
 }
 
-/// A world for a service config with `cds_experimental`.
+/// Returns a simulation for a service config with `cds_experimental`.
 fn service(config: &Value, endpoints: Endpoints) -> CoreSim {
     let mut registry = Registry::standard();
     registry.register::<Cds>("cds_experimental");
@@ -275,7 +277,7 @@ fn service(config: &Value, endpoints: Endpoints) -> CoreSim {
     CoreSim::with(core, registry, &config["loadBalancingConfig"], endpoints).all_up()
 }
 
-/// CM-9: the first service config of the walk-through: one plain cluster and two weighted splits.
+/// CM-9: the first service config of the walk-through, with one plain cluster and two weighted splits.
 #[test]
 fn the_service_config_with_splits() {
     let split = |targets: [(&str, u32); 2]| {
@@ -310,7 +312,7 @@ fn the_service_config_with_splits() {
     }
 }
 
-/// CM-9: the second service config of the walk-through: three plain clusters.
+/// CM-9: the second service config of the walk-through, with three plain clusters.
 #[test]
 fn the_service_config_with_clusters() {
     let names = ["one", "two", "zero"];
@@ -322,7 +324,7 @@ fn the_service_config_with_clusters() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// CM-1, CM-2: whatever the names, a call finds its own cluster and no other.
+    /// CM-1, CM-2: with any cluster names, a call is picked by the child of exactly its cluster.
     #[test]
     fn any_names_are_found(names in prop::collection::btree_set("[a-b:|]{0,20}", 0..20), others in prop::collection::vec("[a-b:|]{0,20}", 5)) {
         let config = clusters(names.iter().map(|name| (name.as_str(), scripted(name, Ready))));
@@ -334,7 +336,7 @@ proptest! {
             let code = if names.contains(name) { Code::Unavailable } else { Code::Internal };
             prop_assert_eq!(picked.status().map(evenkeel_core::Status::code), Some(code));
             if names.contains(name) {
-                prop_assert_eq!(&said(&picked), name);
+                prop_assert_eq!(&picked_child(&picked), name);
             }
         }
     }

@@ -1,4 +1,5 @@
-//! `xds_cluster_resolver_experimental`: endpoints of clusters as priorities, and the configs that come of it.
+//! `xds_cluster_resolver_experimental`: endpoints of clusters as priorities, and the child configs generated
+//! from them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ fn config(mechanisms: &Value) -> Value {
     }}])
 }
 
-/// One EDS cluster.
+/// A config with one EDS cluster.
 fn orders() -> Value {
     config(&json!([{"cluster": "orders", "type": "EDS"}]))
 }
@@ -37,7 +38,7 @@ fn priorities(sim: &CoreSim) -> Vec<String> {
     names.as_array().expect("a list").iter().map(|name| name.as_str().expect("a name").to_owned()).collect()
 }
 
-/// CDS-14: mechanisms in order, as a policy of its own without any cluster resource.
+/// CDS-14: the priorities follow the order of the mechanisms, without any Cluster resource.
 #[test]
 fn priorities_of_the_mechanisms_follow_each_other() {
     let config = json!([{"xds_cluster_resolver_experimental": {
@@ -72,9 +73,10 @@ fn priorities_of_the_mechanisms_follow_each_other() {
     assert_eq!(tree.details["mechanisms"]["spare"]["source"], "DNS name \"spare.example:443\"");
 }
 
-/// CDS-9: until endpoints are known, calls wait; a source without any is one priority that fails.
+/// CDS-9: calls queue until endpoints are known. A source without endpoints is one priority in
+/// TRANSIENT_FAILURE.
 #[test]
-fn unknown_endpoints_are_waited_for_and_none_fail() {
+fn calls_queue_for_unknown_endpoints_and_fail_without_any() {
     let mut sim = sim(&orders(), &Discovered::default());
     assert_eq!((sim.state(), sim.pick().outcome()), (ConnectivityState::Connecting, "queue".to_owned()));
     let empty = Discovered::default().with_leaf(eds("orders"), EndpointSet::default());
@@ -89,14 +91,14 @@ fn unknown_endpoints_are_waited_for_and_none_fail() {
     let found = Discovered::default().with("orders", "a");
     sim.clusters(&found.0);
     assert_eq!(sim.letters(2), "aa");
-    // An update that says nothing of them leaves them as they were.
+    // An update without the endpoint set leaves the endpoints unchanged.
     sim.clusters(&Discovered::default().0);
     assert_eq!((sim.letters(2), sim.closed()), ("aa".to_owned(), vec![]));
 }
 
-/// A mechanism whose endpoints are not known yet does not take away those that are.
+/// A mechanism whose endpoints are not known yet does not remove known endpoints.
 #[test]
-fn what_was_there_serves_until_all_is_known() {
+fn known_endpoints_serve_until_all_are_known() {
     let found = Discovered::default().with("orders", "a");
     let mut sim = sim(&orders(), &found);
     sim.config(&config(&json!([{"cluster": "new"}, {"cluster": "orders"}])));
@@ -105,15 +107,15 @@ fn what_was_there_serves_until_all_is_known() {
     assert_eq!(sim.letters(2), "nn");
     assert_eq!(priorities(&sim), ["new/priority-0", "orders/priority-0"]);
     assert!(sim.closed().is_empty(), "the child of the other cluster was kept");
-    // An update that says nothing of one still counts for the other.
+    // An update without one endpoint set still applies to the other.
     sim.clusters(&Discovered::default().with("new", "m").0);
     assert_eq!(sim.letters(2), "mm");
     assert_eq!(priorities(&sim), ["new/priority-0", "orders/priority-0"]);
 }
 
-/// CDS-7: each setting of a cluster counts as soon as it is another, and costs no connection.
+/// CDS-7: each changed setting of a cluster applies at once and closes no connection.
 #[test]
-fn settings_that_change_count_at_once() {
+fn changed_settings_apply_at_once() {
     let detection = |interval| Some(OutlierSettings { interval, ..OutlierSettings::default() });
     let reporting = |server: &str| {
         Some(Arc::new(LoadReporting { server: server.into(), metrics: BackendMetrics::default() }))
@@ -156,7 +158,7 @@ fn settings_that_change_count_at_once() {
     expect(&none, ["6", "\"lrs:2\"", "", "pick_first"]);
 }
 
-/// PR-10: the sequence of A115 from sets of endpoints down to connections.
+/// PR-10: the example of A115, from endpoint sets down to connections.
 #[test]
 fn a_locality_that_moves_keeps_its_child_and_its_connections() {
     let names = |numbers: &[u32]| numbers.iter().map(|n| format!("orders/priority-{n}")).collect::<Vec<_>>();
@@ -174,28 +176,28 @@ fn a_locality_that_moves_keeps_its_child_and_its_connections() {
     assert_eq!(sim.state_of("c"), Some(ConnectivityState::Ready));
     let mut closed = sim.closed();
     closed.sort_unstable();
-    assert_eq!(closed, ["a", "b", "d"], "the second priority is not needed, and nobody holds its endpoints");
+    assert_eq!(closed, ["a", "b", "d"], "the second priority is not needed, and its endpoints have no user");
     sim.clusters(&found("a@AA b@BB | c@CC d@DD").0);
     assert_eq!(priorities(&sim), names(&[3, 1]));
     let mut dialled = sim.dialled();
     dialled.sort_unstable();
     assert_eq!(dialled, ["a", "b", "d"], "the connection to c is the one from before");
-    // Nothing changed: nothing happens, whatever allocation says it.
+    // An equal endpoint set in another allocation changes nothing.
     sim.published();
     sim.clusters(&found("a@AA b@BB | c@CC d@DD").0);
     assert_eq!((priorities(&sim), sim.published()), (names(&[3, 1]), 0));
 }
 
-/// OD-14: what is an outlier is judged among the endpoints of its priority alone.
+/// OD-14: outliers are determined among the endpoints of one priority.
 #[test]
-fn each_priority_is_judged_by_itself() {
+fn each_priority_is_a_population_of_its_own() {
     let ejection = json!({
         "interval": "1s", "maxEjectionPercent": 100,
         "failurePercentageEjection": {"threshold": 50, "minimumHosts": 2, "requestVolume": 5},
     });
     let config = config(&json!([{"cluster": "orders", "outlierDetection": ejection}]));
     let mut sim = sim(&config, &Discovered::default().with("orders", "a | b c"));
-    // One endpoint is fewer than two hosts: it is not judged, although the cluster has three endpoints.
+    // One endpoint is below the minimum of two hosts, although the cluster has three endpoints.
     for round in 0..2 {
         for _ in 0..20 {
             let picked = sim.pick();
@@ -208,7 +210,7 @@ fn each_priority_is_judged_by_itself() {
             sim.down("a");
         }
     }
-    assert_eq!(sim.letters(4), "bbbb", "one of two in the second priority is");
+    assert_eq!(sim.letters(4), "bbbb", "one of two endpoints in the second priority is ejected");
     let tree = sim.describe();
     let ejected: BTreeMap<_, _> = find_all(&tree, "outlier_detection_experimental")
         .into_iter()
@@ -222,9 +224,9 @@ fn each_priority_is_judged_by_itself() {
     );
 }
 
-/// CDS-10: DNS is asked again when its endpoints fail; endpoints from a control plane come when they come.
+/// CDS-10: failing endpoints from DNS request re-resolution. Failing endpoints from EDS do not.
 #[test]
-fn only_dns_is_asked_again() {
+fn only_dns_is_re_resolved() {
     let discovered = Discovered::default()
         .with("orders", "a")
         .with_leaf(dns("spare", "spare.example:443"), set("b"))
@@ -247,9 +249,9 @@ fn only_dns_is_asked_again() {
     );
 }
 
-/// CDS-10: without any DNS name there is nobody to ask again.
+/// CDS-10: without DNS names no re-resolution is requested.
 #[test]
-fn without_dns_nobody_is_asked_again() {
+fn without_dns_nothing_is_re_resolved() {
     let discovered = Discovered::default().with("orders", "a");
     let mut sim = sim(&config(&json!([{"cluster": "orders"}])), &discovered);
     sim.down("a");
@@ -257,7 +259,8 @@ fn without_dns_nobody_is_asked_again() {
     assert_eq!(sim.reresolutions(), 0);
 }
 
-/// LBX-9: failures say what is known of the source of their endpoints, and what the update says unless that says it too.
+/// LBX-9: failures carry the note of their endpoint source, and the note of the update unless the former
+/// contains it.
 #[test]
 fn failures_carry_the_note_of_their_source() {
     let noted = |priorities: &str, note: &str| EndpointSet { note: Some(note.into()), ..set(priorities) };
@@ -271,7 +274,7 @@ fn failures_carry_the_note_of_their_source() {
     let whole = noted("a", "refused (node n1)");
     sim.clusters(&discovered.clone().with_endpoints("orders", whole).0);
     assert_eq!(failure(&mut sim), "Unavailable: a: a refused (refused (node n1))");
-    // The note goes; nothing else does.
+    // The note is removed and nothing else changes.
     sim.dialled();
     sim.clusters(&discovered.clone().with_endpoints("orders", set("a")).0);
     assert_eq!(failure(&mut sim), "Unavailable: a: a refused (node n1)");
@@ -282,11 +285,11 @@ fn failures_carry_the_note_of_their_source() {
     assert_eq!(
         failure(&mut sim),
         "Unavailable: b: b refused (node n1)",
-        "the note of another source is not taken"
+        "the note of another source is not used"
     );
 }
 
-/// Drops come with the endpoints, and go with them.
+/// Drop categories are updated with the endpoints.
 #[test]
 fn drops_are_those_of_the_endpoints() {
     let all = DropCategory { category: "shed".into(), requests_per_million: 1_000_000 };
@@ -300,9 +303,9 @@ fn drops_are_those_of_the_endpoints() {
     assert_eq!((sim.letters(2), sim.closed()), ("aa".to_owned(), vec![]));
 }
 
-/// One changed priority does not run the others, nor does anything run for a set that reads the same.
+/// A changed priority reconciles no other priority. An equal endpoint set reconciles none.
 #[test]
-fn only_the_priority_that_changed_runs() {
+fn only_the_changed_priority_is_reconciled() {
     let runs: Arc<[AtomicUsize; 3]> = Arc::default();
     let shared = runs.clone();
     let mut registry = Registry::standard();
@@ -337,9 +340,9 @@ fn only_the_priority_that_changed_runs() {
     expect("b@y d@y | a@x", EndpointSet { drops: vec![drop], ..noted }, [0, 0, 0]);
 }
 
-/// CDS-14
+/// CDS-14: errors name the mechanism and the field.
 #[test]
-fn mistakes_in_the_config_are_named() {
+fn config_errors_name_the_field() {
     let name = "xds_cluster_resolver_experimental";
     let round_robin = json!([{"round_robin": {}}]);
     let one = |mechanism: Value| json!({"discoveryMechanisms": [mechanism], "xdsLbPolicy": round_robin});
@@ -398,15 +401,15 @@ fn mistakes_in_the_config_are_named() {
     }
 }
 
-/// A settings type to look into what was parsed.
+/// Returns the parsed settings of a config.
 fn parsed(config: &Value) -> ClusterResolverConfig {
     let config = Registry::standard().parse(config).expect("it parses");
     config.settings::<ClusterResolverConfig>().expect("a cluster resolver").clone()
 }
 
-/// CDS-14: what was left unset stays so, and either form of the load reporting server is taken.
+/// CDS-14: unset fields stay unset, and both forms of the load reporting server are accepted.
 #[test]
-fn mechanisms_are_read_as_they_are() {
+fn unset_fields_stay_unset() {
     let config = config(&json!([
         {"cluster": "a", "lrsLoadReportingServer": {"server_uri": "lrs:1", "channel_creds": []}},
         {"cluster": "b", "lrsLoadReportingServer": "lrs:2", "outlierDetection": {}},
@@ -428,7 +431,7 @@ fn mechanisms_are_read_as_they_are() {
     );
 }
 
-/// Every metric that can be passed on.
+/// All metrics that a cluster can propagate.
 const METRICS: [&str; 6] = [
     "cpu_utilization",
     "mem_utilization",
@@ -472,9 +475,9 @@ fn full() -> LeafCluster {
     }
 }
 
-/// What is made in code is written as it would be read, and read again as it was.
+/// A config made in code serialises to the JSON that parses to an equal config.
 #[test]
-fn configs_made_in_code_can_be_written_and_read_again() {
+fn configs_made_in_code_round_trip_through_json() {
     let gone =
         DiscoveryMechanism::Unusable { cluster: "gone".into(), reason: Status::unavailable("deleted") };
     let all = [
@@ -548,9 +551,9 @@ fn configs_made_in_code_can_be_written_and_read_again() {
     assert_eq!(cds(true), json!({"cds_experimental": {"cluster": "orders", "isDynamic": true}}));
 }
 
-/// What was parsed is written as it was, under its canonical name.
+/// A parsed config serialises as it was written, under the policy's canonical name.
 #[test]
-fn parsed_configs_read_as_they_were_written() {
+fn parsed_configs_serialise_as_written() {
     for (given, written) in [
         (json!([{"round_robin": null}]), json!({"round_robin": {}})),
         (json!([{"no": {}}, {"pick_first": {"mine": 1}}]), json!({"pick_first": {"mine": 1}})),
@@ -563,7 +566,7 @@ fn parsed_configs_read_as_they_were_written() {
     }
 }
 
-/// The custom policy of S2's worked example: whatever `choiceCount` says, calls go round.
+/// Custom policy of the worked example of A52: it ignores `choiceCount` and picks like round_robin.
 #[derive(Default)]
 struct MyCustomLeastRequest(evenkeel_core::policy::RoundRobin);
 
@@ -578,13 +581,13 @@ impl Policy for MyCustomLeastRequest {
         self.0.reconcile(&Default::default(), endpoints, cx)
     }
 
-    fn describe(&self, look: &DescribeCx<'_>) -> Description {
-        self.0.describe(look)
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        self.0.describe(cx)
     }
 }
 
-/// REG-8: the four configs of S2's worked example, whole, and the cluster at work with them; without the custom policy,
-/// round_robin.
+/// REG-8: the four configs of the worked example of A52, and a simulation that runs them. Without the custom
+/// policy, round_robin is used.
 #[test]
 fn the_worked_example_stage_by_stage() {
     let mut registry = Registry::standard();
@@ -628,7 +631,7 @@ fn the_worked_example_stage_by_stage() {
         }))
     );
 
-    // The same configs, in a core.
+    // The same configs, in a simulation.
     let discovered = Discovered::default().with_leaf(leaf, endpoints.clone());
     let config = json!([{"cds_experimental": {"cluster": "ClusterName"}}]);
     let core = Core::builder(Rng::fixed(1)).build();
@@ -657,7 +660,7 @@ fn lb_policy_of_locality(child: &Value) -> LbConfig {
     lb_policy(&json!([{"xds_wrr_locality_experimental": {"childPolicy": child}}]))
 }
 
-/// Other policies than localities by weight have no fourth stage; a source without endpoints has no targets.
+/// Only locality policies have a fourth stage. A source without endpoints has no targets.
 #[test]
 fn stages_of_other_clusters() {
     assert_eq!(stages(&eds("orders"), &set("a")).weighted_target, None);

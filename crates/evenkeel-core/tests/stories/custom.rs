@@ -1,4 +1,4 @@
-//! A policy from outside the crate: the public API is enough.
+//! A policy from outside the crate that uses only the public API.
 
 #[path = "../../examples/custom_policy/nearest.rs"]
 mod nearest;
@@ -27,20 +27,21 @@ fn busy(utilization: f64) -> LoadReport {
     LoadReport { cpu_utilization: utilization, ..LoadReport::default() }
 }
 
-/// REG-9: it sees localities and load reports.
+/// REG-9: a custom policy reads localities and load reports.
 #[test]
-fn stays_in_its_zone_while_there_is_room() {
+fn stays_in_its_zone_while_it_has_capacity() {
     let mut sim = sim(Endpoints::list([in_zone("near", "a"), in_zone("far", "b")]));
     assert_eq!(sim.pick().finish(Code::Ok, Some(&busy(0.9))), "near");
     assert_eq!(sim.picks(3), ["far", "far", "far"]);
     assert_eq!(sim.pick().finish(Code::Ok, None), "far");
-    // It also asked for reports out of band, or nobody would tell when there is room again.
+    // The policy also watches out-of-band reports. Otherwise no report would show that the zone has capacity
+    // again.
     assert_eq!(sim.watches().len(), 2);
     sim.load("near", busy(0.3));
     assert_eq!(sim.picks(3), ["near", "near", "near"]);
 }
 
-/// REG-9: it sees weights and metadata.
+/// REG-9: a custom policy reads weights and metadata.
 #[test]
 fn follows_weights_and_metadata() {
     let aside = in_zone("c", "a").with_metadata(ASIDE, true);
@@ -52,9 +53,9 @@ fn follows_weights_and_metadata() {
     assert_eq!(rows[2].unused.as_deref(), Some("set aside by its metadata"));
 }
 
-/// REG-9: its errors name it and the field.
+/// REG-9: config errors of a custom policy name the policy and the field.
 #[test]
-fn its_errors_are_as_good_as_ours() {
+fn config_errors_name_policy_and_field() {
     let mut registry = Registry::standard();
     registry.register::<Nearest>("example.Nearest");
     let error =

@@ -1,4 +1,4 @@
-//! What discovery found, written down in short, for stories about clusters.
+//! Compact notation for clusters and endpoints from discovery.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,29 +8,29 @@ use evenkeel_core::{Description, Endpoint, Endpoints, LbConfig, Locality, Regist
 use serde_json::{Value, json};
 use testkit::CoreSim;
 
-/// Clusters, to be given to a world.
+/// Clusters to pass to a simulation.
 #[derive(Clone, Default)]
 pub(crate) struct Discovered(pub(crate) ClusterMap);
 
 impl Discovered {
-    /// A cluster with round_robin over these priorities (see [`priorities`]).
+    /// Adds a cluster with round_robin over these priorities (see [`set`]).
     pub(crate) fn with(self, name: &str, priorities: &str) -> Discovered {
         self.with_leaf(eds(name), set(priorities))
     }
 
-    /// A cluster with these settings and endpoints.
+    /// Adds a cluster with these settings and endpoints.
     pub(crate) fn with_leaf(mut self, leaf: LeafCluster, set: EndpointSet) -> Discovered {
         self.0.insert_endpoint_set(leaf.source.clone(), Arc::new(set));
         self.with_cluster(&leaf.name.clone(), Ok(Cluster::Leaf(leaf)))
     }
 
-    /// An aggregate of these clusters.
+    /// Adds an aggregate of these clusters.
     pub(crate) fn with_aggregate(self, name: &str, leaves: &[&str]) -> Discovered {
         let leaves = leaves.iter().map(|leaf| Arc::from(*leaf)).collect();
         self.with_cluster(name, Ok(Cluster::Aggregate { leaves }))
     }
 
-    /// A cluster that cannot be used.
+    /// Adds a cluster whose resource is invalid or missing.
     pub(crate) fn with_error(self, name: &str, reason: &str) -> Discovered {
         self.with_cluster(name, Err(Status::unavailable(reason)))
     }
@@ -40,20 +40,20 @@ impl Discovered {
         self
     }
 
-    /// Other endpoints for a cluster made by [`eds`].
+    /// Replaces the endpoints of a cluster made by [`eds`].
     pub(crate) fn with_endpoints(mut self, name: &str, set: EndpointSet) -> Discovered {
         self.0.insert_endpoint_set(eds(name).source, Arc::new(set));
         self
     }
 
-    /// Nothing is said of a cluster.
+    /// Removes a cluster, so that its state is unknown.
     pub(crate) fn without(mut self, name: &str) -> Discovered {
         self.0.remove_cluster(name);
         self
     }
 }
 
-/// A cluster of endpoints from a control plane, with round_robin.
+/// A cluster with endpoints from EDS and round_robin.
 pub(crate) fn eds(name: &str) -> LeafCluster {
     LeafCluster {
         name: name.into(),
@@ -66,21 +66,22 @@ pub(crate) fn eds(name: &str) -> LeafCluster {
     }
 }
 
-/// A cluster of endpoints from DNS, with round_robin.
+/// A cluster with endpoints from DNS and round_robin.
 pub(crate) fn dns(name: &str, hostname: &str) -> LeafCluster {
     LeafCluster { source: EndpointSource::LogicalDns { hostname: hostname.into() }, ..eds(name) }
 }
 
-/// A policy.
+/// Parses a policy config of a test.
 pub(crate) fn lb_policy(config: &Value) -> LbConfig {
     Registry::standard().parse(config).expect("the story's policy parses")
 }
 
-/// Endpoints in priorities: `a b@x | c@y:3` are a and b (in zone x) in the first, c (in zone y, weight 3) in the second.
+/// Endpoints in priorities. `a b@x | c@y:3` has a and b (in zone x) in the first priority and c (in zone y,
+/// weight 3) in the second.
 pub(crate) fn set(priorities: &str) -> EndpointSet {
     let endpoint = |text: &str| {
-        let (address, place) = text.split_once('@').unwrap_or((text, ""));
-        let (zone, weight) = place.split_once(':').unwrap_or((place, "1"));
+        let (address, locality) = text.split_once('@').unwrap_or((text, ""));
+        let (zone, weight) = locality.split_once(':').unwrap_or((locality, "1"));
         let locality = Locality { zone: zone.to_owned(), ..Locality::default() };
         Endpoint::at(address).with_locality(Arc::new(locality), weight.parse().expect("a weight"))
     };
@@ -88,7 +89,7 @@ pub(crate) fn set(priorities: &str) -> EndpointSet {
     EndpointSet { priorities: priorities.split('|').map(list).collect(), ..EndpointSet::default() }
 }
 
-/// The policies of this name in a tree, each with the name it has below its parent.
+/// Policies of this name in a tree, each under the name of the child it is.
 pub(crate) fn find_all<'d>(tree: &'d Description, policy: &str) -> BTreeMap<String, &'d Description> {
     let mut found = BTreeMap::new();
     let mut open = vec![("", tree)];
@@ -101,7 +102,7 @@ pub(crate) fn find_all<'d>(tree: &'d Description, policy: &str) -> BTreeMap<Stri
     found
 }
 
-/// The names of the policies from the root down, first child first.
+/// Names of the policies from the root down, along the first children.
 pub(crate) fn spine(tree: &Description) -> Vec<&str> {
     let below = tree.children.first().map(|(_, child)| spine(child)).unwrap_or_default();
     [tree.policy.as_str()].into_iter().chain(below).collect()

@@ -1,4 +1,4 @@
-//! What the guides say is so.
+//! Checks of the examples in the guides.
 
 use evenkeel_core::Registry;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! `edf_weighted_round_robin`: every endpoint as often as its EDS weight says.
+//! `edf_weighted_round_robin`: picks in proportion to the EDS weights.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,22 +17,22 @@ fn check<const N: usize>(list: [(&str, u32); N], picks: &str) {
     assert_eq!(sim.letters(picks.len()), picks);
 }
 
-/// EDF-1, EDF-3, EDF-4, EDF-6
+/// EDF-1, EDF-3, EDF-4, EDF-6: the pick sequences of grpc/proposal#202.
 #[test]
-fn the_orders_of_the_proposal() {
+fn sequences_of_the_proposal() {
     check([("a", 2), ("b", 4)], "babbabbabbabba");
     check([("a", 2), ("b", 2)], &"ab".repeat(14));
     check([("a", 1), ("b", 10)], "bbbbbbbbbabbbbbbbbbbab");
     check([("a", 1), ("b", 2), ("c", 3)], "cbcabccbcabccbcabc");
 }
 
-/// EDF-2
+/// EDF-2: equal weights give a strict rotation.
 #[test]
 fn equal_weights_are_a_rotation() {
     check([("a", 7), ("b", 7), ("c", 7), ("d", 7)], &"abcd".repeat(1_000));
 }
 
-/// EDF-5
+/// EDF-5: a missing weight counts as 1.
 #[test]
 fn a_missing_weight_is_one() {
     let list = || Endpoints::list([Endpoint::at("a"), Endpoint::at("b").with_weight(3)]);
@@ -43,7 +43,7 @@ fn a_missing_weight_is_one() {
     assert_eq!(rows, [(Some(1.0), Some(0.25), 100), (Some(3.0), Some(0.75), 300)]);
 }
 
-/// EDF-7
+/// EDF-7: a changed weight applies from the next pick, without a reconnect.
 #[test]
 fn a_new_weight_acts_on_the_next_pick() {
     let mut sim = CoreSim::new(&edf(), weighted([("a", 1), ("b", 1)])).all_up();
@@ -56,9 +56,9 @@ fn a_new_weight_acts_on_the_next_pick() {
     assert_eq!((sim.dialled(), sim.closed()), (vec![], vec![]));
 }
 
-/// EDF-8
+/// EDF-8: a lost endpoint is removed at once, and the others keep their order.
 #[test]
-fn who_is_lost_leaves_and_the_others_keep_their_order() {
+fn a_lost_endpoint_is_removed_and_the_others_keep_their_order() {
     let list = [("a", 3), ("b", 5), ("c", 7), ("d", 11)];
     for n in 0..60 {
         let mut sim = CoreSim::new(&edf(), weighted(list));
@@ -74,9 +74,9 @@ fn who_is_lost_leaves_and_the_others_keep_their_order() {
     }
 }
 
-/// EDF-9
+/// EDF-9: locality weights do not affect the picks.
 #[test]
-fn localities_are_not_weighed_here() {
+fn locality_weights_are_ignored() {
     let at = |address, zone: &str, weight| {
         let locality = Locality { zone: zone.to_owned(), ..Locality::default() };
         Endpoint::at(address).with_locality(Arc::new(locality), weight)
@@ -85,9 +85,9 @@ fn localities_are_not_weighed_here() {
     assert_eq!(CoreSim::new(&edf(), list).all_up().letters(6), "ababab");
 }
 
-/// EDF-10
+/// EDF-10: unknown config fields are ignored.
 #[test]
-fn the_config_is_empty_and_may_have_anything_in_it() {
+fn unknown_config_fields_are_ignored() {
     let config = json!([{"edf_weighted_round_robin": {"slowStart": {"window": "1s"}}}]);
     let mut sim = CoreSim::new(&config, weighted([("a", 2), ("b", 4)])).all_up();
     assert_eq!(sim.letters(6), "babbab");
@@ -99,9 +99,9 @@ fn the_config_is_empty_and_may_have_anything_in_it() {
     );
 }
 
-/// Clients that start together do not start with the same endpoint, but all follow the same order.
+/// Channels of several clients start at different positions of the same order.
 #[test]
-fn the_first_pick_is_anybodys() {
+fn the_first_pick_is_random() {
     let picks = |seed| {
         let core = Core::builder(Rng::from_entropy(seed)).build();
         let list = weighted([("a", 1), ("b", 2), ("c", 3)]);
@@ -112,9 +112,9 @@ fn the_first_pick_is_anybodys() {
     assert_eq!(starts, (0..6).map(|start| order[start..start + 6].to_owned()).collect());
 }
 
-/// EDF-12
+/// EDF-12: a sequence that is too long for a table is renewed while calls are picked.
 #[test]
-fn an_order_too_long_to_be_tabled_is_renewed_while_it_runs() {
+fn a_long_sequence_is_renewed_while_it_is_used() {
     let weights = [u32::MAX, 3_000_000_019, 77_777];
     let mut sim =
         CoreSim::new(&edf(), weighted([("a", weights[0]), ("b", weights[1]), ("c", weights[2])])).all_up();
@@ -130,12 +130,13 @@ fn an_order_too_long_to_be_tabled_is_renewed_while_it_runs() {
     assert!((3..=5).contains(&renewed), "renewed whenever half is used, {renewed} times");
     assert_eq!(sim.describe().picks(), 120_000);
     sim.endpoints(endpoints(["a", "b", "c"]));
-    assert_eq!(sim.wake_at(), None, "a rotation needs no care");
+    assert_eq!(sim.wake_at(), None, "a rotation needs no timer");
 }
 
-/// EDF-12: an order too long to be tabled is looked after while calls are picked. Without picks there is no timer.
+/// EDF-12: a sequence that is too long for a table needs a timer while calls are picked. Without picks there
+/// is no timer.
 #[test]
-fn a_long_order_needs_no_care_without_picks() {
+fn a_long_sequence_needs_no_timer_without_picks() {
     let list = weighted([("a", u32::MAX), ("b", 3_000_000_019), ("c", 77_777)]);
     let mut sim = CoreSim::new(&edf(), list).all_up();
     sim.advance(secs(10));
@@ -150,9 +151,9 @@ fn a_long_order_needs_no_care_without_picks() {
     assert_eq!(sim.describe().picks(), 30);
 }
 
-/// Nothing to pick from is said, not waited for.
+/// Without endpoints, calls fail at once instead of being queued.
 #[test]
-fn no_endpoints() {
+fn without_endpoints_calls_fail() {
     let mut sim = CoreSim::new(&edf(), Endpoints::none());
     assert_eq!(sim.pick().status().unwrap().message(), "no endpoints");
     sim.endpoints(weighted([("a", 5)]));

@@ -1,4 +1,5 @@
-//! `least_request_experimental`: of a few endpoints drawn at random, the one with the fewest calls in flight.
+//! `least_request_experimental`: of a few endpoints sampled at random, the one with the fewest calls in
+//! flight is picked.
 
 use std::collections::BTreeMap;
 
@@ -29,13 +30,13 @@ fn total(sim: &CoreSim) -> u64 {
     outstanding(sim).values().sum()
 }
 
-/// Picks until a call goes to this endpoint, and keeps that call; the others are dropped.
+/// Picks until a call goes to this endpoint and keeps that call. The others are dropped.
 fn call_to(sim: &mut CoreSim, address: &str) -> Picked {
     let mut calls = std::iter::repeat_with(|| sim.pick()).take(1000);
     calls.find(|picked| picked.outcome() == address).expect("one of many calls goes there")
 }
 
-/// LR-1
+/// LR-1: choice counts below 2 are rejected, and counts above 10 are capped.
 #[test]
 fn choice_counts_are_checked_and_capped() {
     let parse = |settings| Registry::standard().parse(&config(&settings));
@@ -64,9 +65,9 @@ fn choice_counts_are_checked_and_capped() {
     }
 }
 
-/// LR-4: every end counts, once.
+/// LR-4: a call is counted until it ends, and each end decrements the count once.
 #[test]
-fn a_call_counts_until_it_ends_however_it_ends() {
+fn a_call_counts_until_it_ends() {
     let mut sim = sim(&json!({}), ["a", "b"]);
     let ends: [fn(Picked); 5] = [
         |picked| drop(picked.finish_ok()),
@@ -86,7 +87,7 @@ fn a_call_counts_until_it_ends_however_it_ends() {
     assert_eq!(sim.describe().picks(), 10);
 }
 
-/// LR-4: what is not picked does not count.
+/// LR-4: queued and failed calls are not counted.
 #[test]
 fn queued_and_failed_calls_do_not_count() {
     let mut sim = CoreSim::new(&config(&json!({})), endpoints(["a", "b"]));
@@ -97,7 +98,7 @@ fn queued_and_failed_calls_do_not_count() {
     assert_eq!((total(&sim), sim.describe().picks()), (0, 0));
 }
 
-/// LR-5: counts stay with their endpoint across pickers, updates and lost connections.
+/// LR-5: an endpoint keeps its count across pickers, updates and lost connections.
 #[test]
 fn counts_stay_with_the_endpoint() {
     let mut sim = sim(&json!({}), ["a", "b"]);
@@ -112,16 +113,16 @@ fn counts_stay_with_the_endpoint() {
     assert_eq!(count_of(&sim, "a"), Some(5));
     sim.config(&config(&json!({"choiceCount": 3})));
     assert_eq!(count_of(&sim, "a"), Some(5));
-    // An endpoint that comes back is another one: the calls of the first still end, and are not its own.
+    // A re-added endpoint is a new one. Calls on the old one still end, but do not change its count.
     sim.endpoints(endpoints(["a", "b"]));
     let _on_b = call_to(&mut sim, "b");
     drop(held);
     assert_eq!((count_of(&sim, "a"), count_of(&sim, "b")), (Some(0), Some(1)));
 }
 
-/// LR-5: with another set of addresses it is another endpoint, though it has the same connection.
+/// LR-5: an endpoint with another set of addresses is a new one, although it has the same connection.
 #[test]
-fn counts_begin_anew_with_another_endpoint() {
+fn another_endpoint_starts_with_a_count_of_zero() {
     let mut sim = sim(&json!({}), ["a"]);
     let _held = sim.pick();
     sim.endpoints(Endpoints::list([Endpoint::new(["a", "a2"])]));
@@ -131,7 +132,7 @@ fn counts_begin_anew_with_another_endpoint() {
     assert_eq!(sim.closed(), [""; 0]);
 }
 
-/// LR-5
+/// LR-5: two policies over the same connection have separate counts.
 #[test]
 fn counts_are_not_shared_between_policies() {
     let mut registry = Registry::standard();
@@ -148,16 +149,16 @@ fn counts_are_not_shared_between_policies() {
             .map(|_| sim.pick_with(|call| call.with_cluster(cluster)).finish_ok())
             .collect::<std::collections::BTreeSet<_>>()
     };
-    // On the left `a` is busy; on the right the same connection is not.
+    // For the left policy `a` is busy; for the right one the same connection is not.
     assert_eq!(outcomes("left").len(), 1);
     assert_eq!(outcomes("right").len(), 2);
 }
 
-/// Two policies over the same endpoints; calls name theirs.
+/// Two policies over the same endpoints. A call selects one by its cluster.
 #[derive(Default)]
 struct Pair {
     children: [ChildPolicy; 2],
-    shown: Option<(LbState, [LbState; 2])>,
+    published: Option<(LbState, [LbState; 2])>,
 }
 
 struct PairPicker([LbState; 2]);
@@ -171,11 +172,11 @@ impl Policy for Pair {
 
     fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         let states = self.children.each_mut().map(|child| child.reconcile(config, endpoints, cx));
-        match &self.shown {
+        match &self.published {
             Some((state, [a, b])) if a.is_same(&states[0]) && b.is_same(&states[1]) => state.clone(),
             _ => {
                 let state = LbState::new(states[0].connectivity, PairPicker(states.clone()));
-                self.shown.insert((state, states)).0.clone()
+                self.published.insert((state, states)).0.clone()
             }
         }
     }
@@ -191,7 +192,7 @@ impl Picker for PairPicker {
     }
 }
 
-/// LR-6, LBX-4, LBX-5: states as in round_robin; duplicates and weights do not count.
+/// LR-6, LBX-4, LBX-5: states are aggregated as in round_robin. Duplicates and weights are ignored.
 #[test]
 fn states_are_those_of_round_robin() {
     let mut sim = CoreSim::new(&config(&json!({})), weighted([("a", 1), ("b", 100), ("a", 50)]));
@@ -222,7 +223,7 @@ fn states_are_those_of_round_robin() {
     assert_eq!(sim.pick().status().unwrap().message(), "no endpoints");
 }
 
-/// LR-7: an endpoint that answers nothing.
+/// LR-7: an endpoint that never responds gets few calls, and none with distinct samples.
 #[test]
 fn a_frozen_endpoint_gets_few_calls_or_none() {
     const CALLS: usize = 20_000;
@@ -249,7 +250,7 @@ fn a_frozen_endpoint_gets_few_calls_or_none() {
     }
 }
 
-/// LR-7: with distinct samples nobody is favoured while all are alike, and a lone endpoint is found.
+/// LR-7: with distinct samples, idle endpoints get equal shares, and a single endpoint is found.
 #[test]
 fn distinct_samples_are_fair() {
     for choices in [2, 4, 10] {
@@ -263,7 +264,7 @@ fn distinct_samples_are_fair() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// LR-3: drawn with repetition; only a strictly smaller count takes over from an earlier draw.
+    /// LR-3: samples are drawn with repetition. Only a strictly smaller count replaces an earlier sample.
     #[test]
     fn picks_follow_the_rule(
         count in 1usize..6,
@@ -302,8 +303,8 @@ mod threads {
 
     use super::*;
 
-    /// LR-8: a million calls on four threads, each ending in one way or another, many in flight at a time, some after
-    /// their picker is gone.
+    /// LR-8: four threads make a million calls that end in different ways. Many are in flight at a time, some
+    /// after their picker was dropped.
     #[test]
     fn counts_stay_exact() {
         const CALLS: u64 = 250_000;
@@ -346,7 +347,7 @@ mod threads {
     }
 }
 
-/// LR-2: what Envoy's message has and gRPC does not use is ignored.
+/// LR-2: fields of Envoy's message that gRPC does not use are ignored.
 #[test]
 fn settings_of_other_implementations_are_ignored() {
     let theirs = json!([{"least_request_experimental": {

@@ -1,4 +1,4 @@
-//! Policies at any depth that listen to load out of band.
+//! Policies at any depth that watch out-of-band load reports.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,11 +10,12 @@ use evenkeel_core::{
 use serde_json::{Value, json};
 use testkit::{CoreSim, endpoints};
 
-/// A policy above others that listens to what their endpoints report. Those below know nothing of it.
+/// Parent policy that watches the load reports of its child's endpoints. The child does not know about the
+/// watch.
 #[derive(Default)]
 struct Listener {
     child: evenkeel_core::ChildPolicy,
-    heard: BTreeMap<String, (u32, f64)>,
+    reports: BTreeMap<String, (u32, f64)>,
 }
 
 impl Policy for Listener {
@@ -35,7 +36,7 @@ impl Policy for Listener {
         for address in endpoints.iter().flat_map(|endpoint| endpoint.addresses().iter()) {
             let Some(subchannel) = cx.find(address) else { continue };
             if let Some((_, load)) = subchannel.load() {
-                self.heard.insert(address.to_string(), (subchannel.loads(), load.cpu_utilization));
+                self.reports.insert(address.to_string(), (subchannel.loads(), load.cpu_utilization));
             }
             let id = subchannel.id();
             cx.watch_load(id, *every);
@@ -43,10 +44,10 @@ impl Policy for Listener {
         state
     }
 
-    fn describe(&self, look: &DescribeCx<'_>) -> Description {
-        let heard: BTreeMap<_, _> =
-            self.heard.iter().map(|(from, heard)| (from.clone(), json!(heard))).collect();
-        Description::new().detail("heard", json!(heard)).child("child", self.child.describe(look))
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        let reports: BTreeMap<_, _> =
+            self.reports.iter().map(|(from, report)| (from.clone(), json!(report))).collect();
+        Description::new().detail("reports", json!(reports)).child("child", self.child.describe(cx))
     }
 }
 
@@ -57,8 +58,8 @@ fn listening(every: Option<&str>, child: &Value) -> Value {
     }
 }
 
-fn heard(policy: &Description) -> &Value {
-    &policy.details["heard"]
+fn reports(policy: &Description) -> &Value {
+    &policy.details["reports"]
 }
 
 fn busy(cpu_utilization: f64) -> LoadReport {
@@ -71,9 +72,9 @@ fn sim(config: &Value) -> CoreSim {
     CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, config, endpoints(["a", "b"])).all_up()
 }
 
-/// ORCA-11: a policy above one that knows nothing of reports gets them, and so does another above it.
+/// ORCA-11: parents of a policy that does not watch load reports receive every report.
 #[test]
-fn above_a_policy_that_does_not_listen() {
+fn parents_receive_reports_that_the_child_does_not_watch() {
     let round_robin = json!([{"round_robin": {}}]);
     let lower = listening(Some("5s"), &round_robin);
     let mut sim = sim(&listening(Some("7s"), &lower));
@@ -83,26 +84,26 @@ fn above_a_policy_that_does_not_listen() {
     sim.load("b", busy(0.75));
     let upper = sim.describe();
     let expected = json!({"a": [2, 0.5], "b": [1, 0.75]});
-    assert_eq!(heard(&upper), &expected);
-    assert_eq!(heard(&upper.children[0].1), &expected, "each report reaches all who listen");
+    assert_eq!(reports(&upper), &expected);
+    assert_eq!(reports(&upper.children[0].1), &expected, "each report reaches all listeners");
 }
 
-/// ORCA-8, ORCA-11: one stream for the policy above and the one below, as often as the more curious of them wants; if that
-/// one stops to listen, as often as the other wants; and none when nobody listens.
+/// ORCA-8, ORCA-11: a parent and a child share one report stream with the shorter of their intervals. If one
+/// stops, the interval of the other applies. If both stop, the stream ends.
 #[test]
-fn as_often_as_the_most_curious_wants() {
+fn the_shortest_interval_applies() {
     let weighted = |settings: Value| json!([{"weighted_round_robin": settings}]);
     let out_of_band = weighted(json!({"enableOobLoadReport": true, "oobReportingPeriod": "10s"}));
     let mut sim = sim(&listening(Some("30s"), &out_of_band));
-    // The one above listens to endpoints that are not connected yet, too.
+    // The parent also watches endpoints that are not connected yet.
     assert_eq!(sim.watch_log(), ["a every 30s", "b every 30s", "a every 10s", "b every 10s"]);
     sim.config(&listening(Some("2s"), &out_of_band));
     assert_eq!(sim.watch_log(), ["a every 2s", "b every 2s"]);
     sim.load("a", busy(0.5));
-    assert_eq!(heard(&sim.describe()), &json!({"a": [1, 0.5]}));
+    assert_eq!(reports(&sim.describe()), &json!({"a": [1, 0.5]}));
     sim.config(&listening(None, &out_of_band));
     assert_eq!(sim.watch_log(), ["a every 10s", "b every 10s"]);
     sim.config(&listening(None, &weighted(json!({}))));
     assert_eq!(sim.watch_log(), ["a stop", "b stop"]);
-    assert_eq!(sim.closed(), Vec::<String>::new(), "the connections stay");
+    assert_eq!(sim.closed(), Vec::<String>::new(), "the connections are kept");
 }

@@ -1,6 +1,7 @@
-//! What happens to calls of a cluster is counted for load reports, and the attempt is told where it goes.
+//! Load reporting: calls of a cluster are counted for load reports, and attempts carry the labels of their
+//! backend.
 
-#![expect(clippy::disallowed_methods, reason = "counts must hold whatever threads do")]
+#![expect(clippy::disallowed_methods, reason = "counts must be exact under concurrent calls")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use evenkeel_core::{
 use serde_json::{Value, json};
 use testkit::{CoreSim, Picked, secs};
 
-/// Cluster "c" over round robin, reporting load to "lrs", with these settings besides.
+/// Config of cluster "c" over round_robin that reports load to "lrs", with these additional settings.
 fn cluster(settings: &Value) -> Value {
     let mut all = json!({
         "cluster": "c", "lrsLoadReportingServer": "lrs", "childPolicy": [{"round_robin": {}}],
@@ -44,7 +45,7 @@ fn in_zone(address: impl Into<Address>, name: &str) -> Endpoint {
     Endpoint::at(address).with_locality(zone(name), 1)
 }
 
-/// One call to a cluster with one endpoint, ended like this.
+/// Makes one call to a cluster with one endpoint and finishes it with this result.
 fn call(sim: &mut CoreSim, code: Code, load: Option<&LoadReport>) {
     sim.pick().finish(code, load);
 }
@@ -54,7 +55,7 @@ fn named(metrics: &[(&str, f64)]) -> LoadReport {
     LoadReport { named_metrics, ..LoadReport::default() }
 }
 
-/// What happened to the only cluster since the last time.
+/// Takes the stats of the only cluster since the last call.
 fn take(store: &LoadStore, now: Instant) -> Option<ClusterStats> {
     let mut all = store.take("lrs", |_| true, now);
     assert!(all.len() <= 1, "{all:?}");
@@ -65,7 +66,7 @@ fn take_localities(store: &LoadStore) -> Vec<LocalityStats> {
     take(store, Instant::ORIGIN).map(|stats| stats.localities).unwrap_or_default()
 }
 
-/// Issued, succeeded, failed, in progress, by zone.
+/// Number of issued, succeeded, failed and in-progress calls by zone.
 fn counts(stats: &[LocalityStats]) -> BTreeMap<String, [u64; 4]> {
     let of = |s: &LocalityStats| (s.locality.zone.clone(), [s.issued, s.succeeded, s.failed, s.in_progress]);
     stats.iter().map(of).collect()
@@ -75,7 +76,8 @@ fn sum(count: u64, total: f64) -> MetricSum {
     MetricSum { count, total }
 }
 
-/// CI-7: each call counts for the locality of the endpoint that it went to, and for the empty one if that is not known.
+/// CI-7: each call counts for the locality of its endpoint, or for the empty locality if the endpoint has
+/// none.
 #[test]
 fn calls_count_for_the_locality_of_their_endpoint() {
     let store = Arc::new(LoadStore::default());
@@ -92,7 +94,7 @@ fn calls_count_for_the_locality_of_their_endpoint() {
     drop(held);
 }
 
-/// CI-7: an endpoint that moves counts for its new locality; calls under way end where they began.
+/// CI-7: an endpoint that moves counts for its new locality. Calls in flight end in their old locality.
 #[test]
 fn the_locality_is_that_of_the_latest_endpoints() {
     let store = Arc::new(LoadStore::default());
@@ -106,7 +108,7 @@ fn the_locality_is_that_of_the_latest_endpoints() {
     assert_eq!(counts(&take_localities(&store)), expected.map(|(zone, n)| (zone.to_owned(), n)).into());
 }
 
-/// CI-7: connections that come later are found, whichever address of an endpoint they are to.
+/// CI-7: later connections are counted, whichever address of an endpoint they use.
 #[test]
 fn later_connections_are_found() {
     let store = Arc::new(LoadStore::default());
@@ -125,9 +127,9 @@ fn later_connections_are_found() {
     assert_eq!(counts(&take_localities(&store)), expected.map(|(zone, n)| (zone.to_owned(), n)).into());
 }
 
-/// CI-8, CI-9: the attempt knows cluster, locality and host name.
+/// CI-8, CI-9: an attempt carries cluster, locality and host name.
 #[test]
-fn an_attempt_is_told_its_place() {
+fn an_attempt_carries_its_backend_labels() {
     let backend_labels = |locality: &str, hostname: Option<&str>| BackendLabels {
         backend_service: "c".into(),
         locality: locality.into(),
@@ -147,18 +149,19 @@ fn an_attempt_is_told_its_place() {
         for load_reporting in [json!("lrs"), Value::Null] {
             let config = cluster(&json!({"lrsLoadReportingServer": load_reporting}));
             let mut sim = sim(&Arc::default(), &config, Endpoints::list(endpoints.clone()));
-            let places = expected.iter().map(|_| match sim.pick() {
+            let labels = expected.iter().map(|_| match sim.pick() {
                 Picked::To { trackers, .. } => trackers.backend_labels().cloned().unwrap(),
                 other => panic!("{other:?}"),
             });
-            assert_eq!(places.collect::<Vec<_>>(), expected);
+            assert_eq!(labels.collect::<Vec<_>>(), expected);
         }
     }
 }
 
-/// CI-8: also an attempt that waits, fails or is dropped knows the cluster; one that was sent says it in its place.
+/// CI-8: an attempt that is queued, fails or is dropped carries the cluster too. A sent attempt carries it in
+/// its backend labels.
 #[test]
-fn an_attempt_that_was_not_sent_knows_its_cluster() {
+fn an_unsent_attempt_carries_its_cluster() {
     let picked = |sim: &mut CoreSim| {
         let call = PickArgs::new("/s/m", 1);
         let outcome = sim.pick_call(&call).outcome();
@@ -185,7 +188,8 @@ fn an_attempt_that_was_not_sent_knows_its_cluster() {
     assert_eq!([call.backend_service(), call.backend_service()], [Some("two".into()), Some("two".into())]);
 }
 
-/// LRS-4, LRS-5: what ended is reported once, what goes on each time, and the interval is the time between reports.
+/// LRS-4, LRS-5: finished calls are reported once, calls in progress each time. The interval is the time
+/// between two reports.
 #[test]
 fn counts_restart_and_calls_in_progress_do_not() {
     let store = Arc::new(LoadStore::default());
@@ -199,7 +203,7 @@ fn counts_restart_and_calls_in_progress_do_not() {
     assert_eq!((stats.interval, counts(&stats.localities)[""]), (secs(10), [4, 1, 1, 2]));
     let stats = take(&store, at(11)).unwrap();
     assert_eq!((stats.interval, counts(&stats.localities)[""]), (secs(1), [0, 0, 0, 2]));
-    // The caller goes away: that is a failure.
+    // The caller drops the call, which counts as a failure.
     drop(three);
     four.finish_ok();
     let stats = take(&store, at(13)).unwrap();
@@ -209,7 +213,7 @@ fn counts_restart_and_calls_in_progress_do_not() {
     assert_eq!(take(&store, at(21)).unwrap().interval, secs(1), "an interval without calls ends too");
 }
 
-/// LRS-5: a call that was not sent was not issued, also if that turns out only after a report.
+/// LRS-5: an unsent call does not count as issued, also if it turns out to be unsent only after a report.
 #[test]
 fn a_call_that_was_not_sent_does_not_count() {
     let store = Arc::new(LoadStore::default());
@@ -228,9 +232,9 @@ fn a_call_that_was_not_sent_does_not_count() {
     );
 }
 
-/// LRS-6
+/// LRS-6: drops count by category and in total; circuit-breaker drops count only in total.
 #[test]
-fn drops_count_by_category_and_in_all() {
+fn drops_count_by_category_and_in_total() {
     let store = Arc::new(LoadStore::default());
     let settings = |rate: u32, limit: u32| {
         let drops = json!([
@@ -261,7 +265,7 @@ fn named_metrics_add_up_per_key() {
     call(&mut sim, Code::Ok, Some(&named(&[])));
     let [stats] = &take_localities(&store)[..] else { panic!() };
     let expected = [("key1", sum(1, 1.0)), ("key2", sum(2, 5.0)), ("key3", sum(1, 4.0))];
-    assert_eq!(stats.named_metrics, expected.map(|(key, sum)| (key.to_owned(), sum)).into());
+    assert_eq!(stats.named_metrics, expected.map(|(key, metric)| (key.to_owned(), metric)).into());
     call(&mut sim, Code::Ok, Some(&named(&[("key3", 5.0)])));
     let [stats] = &take_localities(&store)[..] else { panic!() };
     assert_eq!(
@@ -271,7 +275,7 @@ fn named_metrics_add_up_per_key() {
     );
 }
 
-/// LRS-9: reports out of band do not count.
+/// LRS-9: out-of-band reports do not count.
 #[test]
 fn reports_out_of_band_do_not_count() {
     let store = Arc::new(LoadStore::default());
@@ -284,9 +288,9 @@ fn reports_out_of_band_do_not_count() {
     assert_eq!(stats.named_metrics, BTreeMap::new());
 }
 
-/// LRS-10: only what is listed counts; what is not finite, or was not reported, does not.
+/// LRS-10: only listed metrics count. Values that are missing or not finite do not.
 #[test]
-fn only_metrics_that_are_asked_for_count() {
+fn only_listed_metrics_count() {
     let report = LoadReport {
         cpu_utilization: 0.5,
         mem_utilization: 0.25,
@@ -314,18 +318,18 @@ fn only_metrics_that_are_asked_for_count() {
         let [stats] = &take_localities(&store)[..] else { panic!() };
         let found = [stats.cpu_utilization, stats.mem_utilization, stats.application_utilization];
         assert_eq!(found, utilizations, "{names:?}");
-        let expected = expected.iter().map(|(key, sum)| ((*key).to_owned(), *sum)).collect();
+        let expected = expected.iter().map(|(key, metric)| ((*key).to_owned(), *metric)).collect();
         assert_eq!(stats.named_metrics, expected, "{names:?}");
-        // Reports are parsed only if somebody reads them.
+        // Load reports are parsed only if a tracker needs them.
         let Picked::To { trackers, .. } = sim.pick() else { panic!() };
-        let wanted = names.iter().any(|name| BackendMetrics::default().add(name));
-        assert_eq!(trackers.needs_load_report(), wanted, "{names:?}");
+        let needs_report = names.iter().any(|name| BackendMetrics::default().add(name));
+        assert_eq!(trackers.needs_load_report(), needs_report, "{names:?}");
     }
 }
 
-/// LRS-10: the operator hears of metrics that are not known.
+/// LRS-10: unknown metrics are ignored with a warning.
 #[test]
-fn unknown_metrics_are_ignored_and_said() {
+fn unknown_metrics_are_ignored_with_a_warning() {
     let sim = CoreSim::new(&metrics(&["named_metrics.k", "rps"]), testkit::endpoints(["a"]));
     let warnings = sim.describe().warnings;
     assert_eq!(warnings.len(), 1);
@@ -334,9 +338,9 @@ fn unknown_metrics_are_ignored_and_said() {
     );
 }
 
-/// LRS-12: other metrics make another entry for the same locality.
+/// LRS-12: a channel with other metrics has its own entry for the same locality.
 #[test]
-fn other_metrics_are_counted_apart() {
+fn other_metrics_have_their_own_entry() {
     let store = Arc::new(LoadStore::default());
     let mut one = sim(&store, &metrics(&["cpu_utilization"]), testkit::endpoints(["a"]));
     let mut two = sim(&store, &metrics(&["mem_utilization"]), testkit::endpoints(["a"]));
@@ -350,9 +354,9 @@ fn other_metrics_are_counted_apart() {
     assert_eq!(found, [(1, sum(1, 0.5), sum(0, 0.0)), (2, sum(0, 0.0), sum(2, 0.5))]);
 }
 
-/// fault 76: names of metrics come from backends; however many there are, so many are kept and no more.
+/// fault 76: metric names come from backends, so the number of names that a report keeps is limited.
 #[test]
-fn names_of_metrics_are_bounded() {
+fn metric_names_are_limited() {
     let store = Arc::new(LoadStore::default());
     let mut sim = sim(&store, &metrics(&["named_metrics.*"]), testkit::endpoints(["a"]));
     for i in 0..20_000 {
@@ -364,12 +368,16 @@ fn names_of_metrics_are_bounded() {
     take_localities(&store);
     call(&mut sim, Code::Ok, Some(&named(&[("new", 1.0)])));
     let [stats] = &take_localities(&store)[..] else { panic!() };
-    assert_eq!((stats.named_metrics["new"], stats.dropped_metrics), (sum(1, 1.0), 0), "room is made again");
+    assert_eq!(
+        (stats.named_metrics["new"], stats.dropped_metrics),
+        (sum(1, 1.0), 0),
+        "a report makes room again"
+    );
 }
 
-/// LRS-8: what was counted before the last holder went is reported once more, and then forgotten.
+/// LRS-8: counts from before the last user was dropped are reported once more and then removed.
 #[test]
-fn what_is_gone_is_reported_once() {
+fn dropped_clusters_are_reported_once() {
     let store = Arc::new(LoadStore::default());
     let mut sim = sim(&store, &cluster(&json!({})), testkit::endpoints(["a"]));
     assert_eq!(store.servers(), [("lrs".into(), true)]);
@@ -383,9 +391,9 @@ fn what_is_gone_is_reported_once() {
     assert_eq!(store.servers(), []);
 }
 
-/// LRS-8: clusters that nobody asks for do not pile up when they go; those that are held do not lose anything.
+/// LRS-8: dropped clusters that no report selects are removed. Clusters in use keep their counts.
 #[test]
-fn what_is_not_wanted_is_forgotten_when_it_goes() {
+fn unselected_clusters_are_removed_when_dropped() {
     let store = LoadStore::default();
     let here = store.cluster("lrs", "here", None, Instant::ORIGIN);
     let gone = store.cluster("lrs", "gone", Some("eds"), Instant::ORIGIN);
@@ -399,9 +407,9 @@ fn what_is_not_wanted_is_forgotten_when_it_goes() {
     assert_eq!(store.take("other", |_| true, Instant::ORIGIN), []);
 }
 
-/// fault 76: while no report gets through, names that come and go do not fill the memory.
+/// fault 76: while no report is sent, names that are added and removed do not accumulate without limit.
 #[test]
-fn what_is_gone_is_bounded() {
+fn dropped_clusters_are_limited() {
     let store = LoadStore::default();
     let kept = store.cluster("lrs", "kept", None, Instant::ORIGIN);
     kept.shed().count();
@@ -418,7 +426,7 @@ fn what_is_gone_is_bounded() {
     assert!((1..=1_000).contains(&kept.drops.len()) && (1..=1_000).contains(&kept.localities.len()));
 }
 
-/// Clusters are told apart by server, name and EDS service name.
+/// Counts are keyed by load reporting server, cluster name and EDS service name.
 #[test]
 fn channels_share_the_counts_of_a_cluster() {
     let store = Arc::new(LoadStore::default());
@@ -437,7 +445,7 @@ fn channels_share_the_counts_of_a_cluster() {
     assert_eq!(take("x"), [("c".into(), None, 1)]);
 }
 
-/// LRS-5: while threads call and others take, nothing is lost and nothing is counted twice.
+/// LRS-5: while some threads make calls and another takes reports, no call is lost or counted twice.
 #[test]
 fn no_call_is_lost_or_counted_twice() {
     const THREADS: u64 = 6;
@@ -510,16 +518,16 @@ fn no_call_is_lost_or_counted_twice() {
     let each = || all.iter().flat_map(|stats| &stats.localities);
     let [succeeded, failed] = [each().map(|s| s.succeeded).sum(), each().map(|s| s.failed).sum::<u64>()];
     assert_eq!([succeeded, failed], [sent[1], sent[2]]);
-    // Calls that turned out unsent after the last report but one may still be owed to the first calls to come.
+    // Calls that turned out unsent after the second-last report may still be subtracted from later calls.
     let issued: u64 = each().map(|s| s.issued).sum();
     assert!((0..=20).contains(&(issued - succeeded - failed)), "{issued} {sent:?}");
     assert!(each().all(|s| s.in_progress <= 20));
     assert_eq!(all.iter().map(|s| s.total_drops).sum::<u64>(), sent[3]);
     assert_eq!(all.last().map(|s| s.localities.iter().map(|s| s.in_progress).sum::<u64>()), Some(0));
     let (k, l) = each().fold((sum(0, 0.0), sum(0, 0.0)), |(mut k, mut l), stats| {
-        for (key, sum) in &stats.named_metrics {
+        for (key, metric) in &stats.named_metrics {
             let all = if key == "k" { &mut k } else { &mut l };
-            *all = MetricSum { count: all.count + sum.count, total: all.total + sum.total };
+            *all = MetricSum { count: all.count + metric.count, total: all.total + metric.total };
         }
         (k, l)
     });
@@ -542,9 +550,10 @@ fn the_description_shows_the_server_and_the_counts() {
     drop(held);
 }
 
-/// The same config and endpoints give the same picker; another server, or other metrics, another one.
+/// An equal config with equal endpoints keeps the picker. Another server, or other metrics, publish a new
+/// one.
 #[test]
-fn the_picker_stays_while_reporting_does() {
+fn the_picker_is_kept_while_reporting_is_unchanged() {
     let endpoints = Endpoints::list([in_zone("a", "x"), in_zone("b", "y")]);
     let mut sim = CoreSim::new(&metrics(&["cpu_utilization"]), endpoints.clone()).all_up();
     for (config, published) in [
@@ -562,10 +571,10 @@ fn the_picker_stays_while_reporting_does() {
     assert_eq!(sim.published(), 0);
 }
 
-/// Connections that a cluster beside this one makes in the same pass do not change the picker in the next; the world checks
-/// it.
+/// Connections that a sibling cluster makes in the same pass do not change the picker in the next. The
+/// simulation checks this.
 #[test]
-fn connections_of_others_do_not_matter() {
+fn connections_of_other_clusters_do_not_matter() {
     let child = |name: &str| json!({"childPolicy": cluster(&json!({"cluster": name}))});
     let config = json!([{"xds_cluster_manager_experimental": {"children": {"one": child("one"), "two": child("two")}}}]);
     let two = |first, second| Endpoints::list([in_zone(first, "x"), in_zone(second, "y")]);

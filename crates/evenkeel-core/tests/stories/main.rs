@@ -1,4 +1,4 @@
-//! Every policy as stories on virtual time. A test names in its doc comment what it covers.
+//! Tests of every policy on virtual time. A test names the requirements it covers in its doc comment.
 
 mod bad_input;
 mod cds;

@@ -1,4 +1,4 @@
-//! What a core measures, and where it says that it was.
+//! Measurements of a core and their labels.
 
 use evenkeel_core::cluster::LeafCluster;
 use evenkeel_core::policy::{FailurePercentageEjection, OutlierSettings, SuccessRateEjection};
@@ -19,34 +19,34 @@ fn cds(cluster: &str) -> Value {
     json!([{"cds_experimental": {"cluster": cluster}}])
 }
 
-/// A world that measures, in which every backend answers, given these clusters.
+/// Returns a simulation that measures, whose backends all accept connections, with these clusters.
 fn sim(cluster: &str, discovered: &Discovered) -> CoreSim {
     let mut sim = CoreSim::measuring(&cds(cluster), Endpoints::none()).all_up();
     sim.clusters(&discovered.0);
     sim
 }
 
-fn weighed(all: Vec<Measurement>) -> Vec<WeightUpdate> {
-    let weighed = |measurement| match measurement {
-        Measurement::WeightUpdate(weighed) => weighed,
-        other => panic!("not a weighing: {other:?}"),
+fn weight_updates(all: Vec<Measurement>) -> Vec<WeightUpdate> {
+    let update = |measurement| match measurement {
+        Measurement::WeightUpdate(update) => update,
+        other => panic!("not a weight update: {other:?}"),
     };
-    all.into_iter().map(weighed).collect()
+    all.into_iter().map(update).collect()
 }
 
-/// Outliers by method, what became of them, and how many.
+/// Outliers by detection method and unenforced reason, with their number.
 type Expected<'a> = &'a [(DetectionMethod, Option<UnenforcedReason>, u64)];
 
 fn labels(backend_service: &str, locality: &str) -> LbLabels {
     LbLabels { backend_service: Some(backend_service.into()), locality: Some(locality.into()) }
 }
 
-/// WRR-17: each scheduler update is one measurement, with a weight of 0 for who has none that is usable.
+/// WRR-17: each scheduler update is one measurement. The weight of an endpoint without a usable weight is 0.
 #[test]
 fn updates_of_the_scheduler_are_measured() {
     let mut sim = CoreSim::measuring(&wrr(), endpoints(["a", "b", "c"]));
     let taken = |sim: &mut CoreSim| -> Vec<(bool, u64, u64, Vec<f64>)> {
-        let all = weighed(sim.measurements()).into_iter();
+        let all = weight_updates(sim.measurements()).into_iter();
         all.inspect(|one| assert_eq!(one.labels, LbLabels::default()))
             .map(|one| (one.rr_fallback, one.not_yet_usable, one.stale, one.weights))
             .collect()
@@ -68,7 +68,7 @@ fn updates_of_the_scheduler_are_measured() {
     }
     sim.advance(secs(1));
     assert_eq!(taken(&mut sim), [(true, 3, 0, vec![0.0; 3])]);
-    // Only while calls are picked.
+    // Updates need picks.
     for _ in 0..3 {
         sim.picks(1);
         sim.advance(secs(1));
@@ -83,9 +83,9 @@ fn updates_of_the_scheduler_are_measured() {
     assert_eq!(taken(&mut sim), [], "one endpoint has no updates");
 }
 
-/// WRR-17, WRR-18: measurements say in which cluster and locality they were made.
+/// WRR-17, WRR-18: measurements carry the labels of their cluster and locality.
 #[test]
-fn updates_say_where() {
+fn measurements_carry_their_labels() {
     let policy = json!([{"xds_wrr_locality_experimental": {"childPolicy": wrr()}}]);
     let leaf = |name: &str| LeafCluster { lb_policy: lb_policy(&policy), ..eds(name) };
     let discovered = Discovered::default()
@@ -94,21 +94,21 @@ fn updates_say_where() {
         .with_aggregate("all", &["orders", "spare"]);
     let mut sim = sim("all", &discovered);
     let zone = |zone: &str| format!("{{region=\"\", zone=\"{zone}\", sub_zone=\"\"}}");
-    let mut places: Vec<LbLabels> = Vec::new();
-    for one in weighed(sim.measurements()) {
-        if !places.contains(&one.labels) {
-            places.push(one.labels);
+    let mut seen: Vec<LbLabels> = Vec::new();
+    for one in weight_updates(sim.measurements()) {
+        if !seen.contains(&one.labels) {
+            seen.push(one.labels);
         }
     }
-    assert_eq!(places, [labels("orders", &zone("x")), labels("orders", &zone("y"))]);
+    assert_eq!(seen, [labels("orders", &zone("x")), labels("orders", &zone("y"))]);
     for address in ["a", "b", "c", "d"] {
         sim.down(address);
     }
-    let last = weighed(sim.measurements()).pop().expect("the spare cluster is used");
+    let last = weight_updates(sim.measurements()).pop().expect("the spare cluster is used");
     assert_eq!(last.labels, labels("spare", &zone("z")));
 }
 
-/// OD-15: what became of outliers, by method and reason, in the cluster they are in.
+/// OD-15: outliers are counted by detection method and reason, with the label of their cluster.
 #[test]
 fn outliers_are_measured() {
     use DetectionMethod::{FailurePercentage, SuccessRate};
@@ -176,9 +176,9 @@ fn outliers_are_measured() {
     }
 }
 
-/// WRR-17, OD-15: nothing is collected for nobody.
+/// WRR-17, OD-15: a core without a recorder collects nothing.
 #[test]
-fn a_core_measures_only_if_asked() {
+fn a_core_measures_only_if_enabled() {
     let config = json!([{"outlier_detection_experimental": {
         "failurePercentageEjection": {"threshold": 0, "minimumHosts": 1, "requestVolume": 1},
         "childPolicy": wrr(),
@@ -197,9 +197,10 @@ fn a_core_measures_only_if_asked() {
     }
 }
 
-/// PF-14: where a subchannel stands, also where one policy has endpoints of several localities.
+/// PF-14: subchannels carry the labels of cluster and locality, also if one policy has endpoints of several
+/// localities.
 #[test]
-fn subchannels_say_where_they_stand() {
+fn subchannels_carry_their_labels() {
     let zone = |zone: &str| format!("{{region=\"\", zone=\"{zone}\", sub_zone=\"\"}}");
     let by_locality = json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"round_robin": {}}]}}]);
     for policy in [by_locality, json!([{"round_robin": {}}])] {
@@ -210,7 +211,7 @@ fn subchannels_say_where_they_stand() {
         assert_eq!(sim.labels("b"), labels("orders", &zone("y")));
         let id = sim.find("b").expect("it was dialled");
         sim.clusters(&discovered.with_error("orders", "it was deleted").0);
-        assert_eq!(sim.core().labels(id), LbLabels::default(), "it is gone");
+        assert_eq!(sim.core().labels(id), LbLabels::default(), "the subchannel was removed");
     }
     let sim = CoreSim::new(&json!([{"round_robin": {}}]), endpoints(["a"]));
     assert_eq!(sim.labels("a"), LbLabels::default());

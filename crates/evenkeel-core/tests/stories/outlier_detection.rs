@@ -1,4 +1,4 @@
-//! `outlier_detection_experimental`: who is ejected, for how long, and what policies below see of it.
+//! `outlier_detection_experimental`: ejections, their duration, and the health that child policies see.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use testkit::{CoreSim, Picked, endpoints, secs, weighted};
 
 const TEN: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
 
-/// A config over round robin with these settings.
+/// Config over round_robin with these settings.
 fn detection(settings: &Value) -> Value {
     detection_over("round_robin", settings)
 }
@@ -22,7 +22,7 @@ fn detection_over(child: &str, settings: &Value) -> Value {
     json!([{"outlier_detection_experimental": with(&json!({"childPolicy": [{child: {}}]}), settings)}])
 }
 
-/// Failure percentage above 50 of at least one call ejects, up to every endpoint.
+/// Settings that eject endpoints with more than 50 % failed calls, from one call on, up to all endpoints.
 fn strict() -> Value {
     json!({
         "maxEjectionPercent": 100,
@@ -38,7 +38,7 @@ fn with(settings: &Value, more: &Value) -> Value {
     all
 }
 
-/// So many calls; those to one of `failing` fail.
+/// Makes this number of calls; calls to one of `failing` fail.
 fn calls(sim: &mut CoreSim, count: usize, failing: &[&str]) {
     for _ in 0..count {
         let picked = sim.pick();
@@ -47,7 +47,7 @@ fn calls(sim: &mut CoreSim, count: usize, failing: &[&str]) {
     }
 }
 
-/// The first addresses of the endpoints that are ejected.
+/// First addresses of the ejected endpoints.
 fn ejected(sim: &CoreSim) -> Vec<String> {
     rows(sim)
         .into_iter()
@@ -68,7 +68,7 @@ fn at(seconds: u64) -> Instant {
     Instant::ORIGIN + secs(seconds)
 }
 
-/// OD-1
+/// OD-1: the defaults are those of A50.
 #[test]
 fn defaults_are_those_of_a50() {
     let settings = json!({"successRateEjection": {}, "failurePercentageEjection": {}});
@@ -95,9 +95,9 @@ fn defaults_are_those_of_a50() {
     assert_eq!(config.failure_percentage_ejection, Some(failure_percentage));
 }
 
-/// OD-2
+/// OD-2: config errors name the field and the expected value.
 #[test]
-fn bad_configs_say_what_is_wrong() {
+fn config_errors_name_the_field() {
     for (settings, problem) in [
         (json!({"interval": "-1s"}), ".interval: must not be negative"),
         (json!({"base_ejection_time": "soon"}), ".baseEjectionTime: expected a duration"),
@@ -130,7 +130,7 @@ fn bad_configs_say_what_is_wrong() {
     }
 }
 
-/// OD-2: an interval of nothing is valid, and no reason to spin.
+/// OD-2: an interval of zero is valid and counts as one millisecond, so that the timer does not spin.
 #[test]
 fn an_interval_of_zero_is_a_millisecond() {
     let config = detection(&with(&strict(), &json!({"interval": "0s"})));
@@ -141,7 +141,7 @@ fn an_interval_of_zero_is_a_millisecond() {
     assert_eq!(ejected(&sim), ["a"]);
 }
 
-/// OD-3 (no settings at all), OD-13
+/// OD-3, OD-13: without any settings, no calls are counted.
 #[test]
 fn without_an_algorithm_nothing_is_counted() {
     let mut sim = CoreSim::new(&detection(&json!({})), endpoints(["a", "b"])).all_up();
@@ -155,7 +155,7 @@ fn without_an_algorithm_nothing_is_counted() {
     assert_eq!(rows(&sim)[0]["lastFailures"], 0);
 }
 
-/// OD-4
+/// OD-4: a sweep counts the calls that finished since the last one.
 #[test]
 fn calls_that_finished_since_the_last_sweep_count() {
     let config = detection(&json!({"successRateEjection": {}}));
@@ -180,8 +180,8 @@ fn calls_that_finished_since_the_last_sweep_count() {
     assert_eq!(last(&sim), (0, 0));
 }
 
-/// OD-5: mean 0.8 and population standard deviation 0.4 put the line at 0.8 - 1.9 * 0.4 = 0.04. (A sample's deviation
-/// would put it below 0.)
+/// OD-5: mean 0.8 and population standard deviation 0.4 put the line at 0.8 - 1.9 * 0.4 = 0.04. With a
+/// sample's deviation it would be below 0.
 #[test]
 fn a_success_rate_far_below_the_mean_ejects() {
     let five = || endpoints(["a", "b", "c", "d", "e"]);
@@ -200,7 +200,7 @@ fn a_success_rate_far_below_the_mean_ejects() {
     }
 }
 
-/// OD-5: nobody is far from the mean when all fail alike, however rates round.
+/// OD-5: if all endpoints have the same success rate, none is an outlier, however the rates round.
 #[test]
 fn equal_rates_have_no_outlier() {
     let settings = json!({
@@ -217,7 +217,7 @@ fn equal_rates_have_no_outlier() {
     }
 }
 
-/// OD-6
+/// OD-6: endpoints above the threshold are ejected, not those at it.
 #[test]
 fn more_failures_than_the_threshold_eject() {
     let settings = json!({
@@ -225,7 +225,8 @@ fn more_failures_than_the_threshold_eject() {
         "failurePercentageEjection": {"minimumHosts": 3, "requestVolume": 20},
     });
     for (hosts, expected) in [
-        // 85 of 100 is not above the threshold, 86 is; 19 calls are too few; two endpoints with volume are too.
+        // 85 of 100 is not above the threshold, 86 is. 19 calls are too few. Two endpoints with enough calls
+        // are too few too.
         (vec![(15, 85), (14, 86), (0, 19), (20, 0)], vec!["b"]),
         (vec![(0, 20), (0, 20), (0, 19)], vec![]),
         (vec![(0, 20), (0, 20), (0, 20)], vec!["a", "b", "c"]),
@@ -239,8 +240,8 @@ fn more_failures_than_the_threshold_eject() {
     }
 }
 
-/// OD-7, fault 52: half of ten backends fail. The share is looked at before each ejection, as A50 has it, so that a
-/// share that is no whole number of endpoints is rounded up.
+/// OD-7, fault 52: half of ten backends fail. As in A50 the share is compared before each ejection, so that a
+/// fractional number of endpoints is rounded up.
 #[test]
 fn no_more_than_the_allowed_share_is_ejected() {
     let half = &TEN[..5];
@@ -259,9 +260,9 @@ fn no_more_than_the_allowed_share_is_ejected() {
     }
 }
 
-/// OD-8
+/// OD-8: an ejection is enforced with the configured probability.
 #[test]
-fn enforcement_is_a_matter_of_chance() {
+fn enforcement_is_random() {
     for (percent, enforced) in [(0, 0..=0), (1, 1..=25), (50, 440..=560), (99, 975..=999), (100, 1000..=1000)]
     {
         for rule in ["successRateEjection", "failurePercentageEjection"] {
@@ -284,9 +285,9 @@ fn enforcement_is_a_matter_of_chance() {
     }
 }
 
-/// OD-9
+/// OD-9: each ejection lasts longer, and sweeps without one shorten the next.
 #[test]
-fn ejections_grow_longer_and_are_forgotten() {
+fn ejections_grow_longer_and_shorter_again() {
     let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
     let mut log = Vec::new();
     for sweep in 1..=17 {
@@ -295,16 +296,17 @@ fn ejections_grow_longer_and_are_forgotten() {
         log.push(format!("{}{}", if ejected(&sim).is_empty() { "in" } else { "out" }, multiplier(&sim, 0)));
     }
     let expected = [
-        // Ejected at 10 s for 30 s, at 50 s for 60 s; then well, and one off per sweep.
+        // Ejected at 10 s for 30 s, at 50 s for 60 s. Then the endpoint is healthy, and each sweep decrements
+        // the multiplier.
         "out1", "out1", "out1", "in1", "out2", "out2", "out2", "out2", "out2", "out2", "in2", "in1", "in0",
         "in0", "in0", "in0", "in0",
     ];
     assert_eq!(log, expected);
 }
 
-/// OD-1, OD-9: the longest ejection is the greater of base and max.
+/// OD-1, OD-9: the maximum ejection time is the larger of base and maximum.
 #[test]
-fn ejections_have_a_longest() {
+fn ejections_have_a_maximum_time() {
     for (base, max, second) in
         [("30s", "50s", 50), ("30s", "40s", 40), ("30s", "10s", 30), ("400s", "300s", 400)]
     {
@@ -312,7 +314,7 @@ fn ejections_have_a_longest() {
         let mut sim = pointed(&settings, &["a", "b"]);
         call(&mut sim, "a", 0, 1);
         sim.advance(secs(10));
-        // Still ejected, and a call that began before fails: ejected once more.
+        // A call from before the ejection fails, so the endpoint is ejected once more.
         call(&mut sim, "a", 0, 1);
         sim.advance(secs(10));
         assert_eq!(multiplier(&sim, 0), 2);
@@ -324,9 +326,9 @@ fn ejections_have_a_longest() {
     }
 }
 
-/// OD-10
+/// OD-10: a changed interval counts from the last sweep.
 #[test]
-fn another_interval_counts_from_the_last_sweep() {
+fn a_changed_interval_counts_from_the_last_sweep() {
     let interval = |interval: &str| detection(&with(&strict(), &json!({"interval": interval})));
     let mut sim = CoreSim::new(&interval("10s"), endpoints(["a", "b"])).all_up();
     sim.advance(secs(16));
@@ -342,9 +344,9 @@ fn another_interval_counts_from_the_last_sweep() {
     assert_eq!(sim.wake_at(), Some(at(21)));
 }
 
-/// OD-10, OD-13
+/// OD-10, OD-13: without algorithms all endpoints are un-ejected, and calls are not counted.
 #[test]
-fn without_algorithms_everybody_is_back() {
+fn without_algorithms_all_endpoints_are_un_ejected() {
     let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
     calls(&mut sim, 2, &["a"]);
     sim.advance(secs(10));
@@ -364,10 +366,10 @@ fn without_algorithms_everybody_is_back() {
     sim.config(&detection(&strict()));
     assert_eq!(sim.wake_at(), Some(at(25)), "a fresh start");
     sim.advance(secs(10));
-    assert_eq!(ejected(&sim), [""; 0], "what was counted meanwhile is forgotten");
+    assert_eq!(ejected(&sim), [""; 0], "calls counted in between are discarded");
 }
 
-/// OD-11
+/// OD-11: an endpoint is ejected with all its addresses.
 #[test]
 fn an_endpoint_is_all_its_addresses() {
     let mut sim = pointed(&strict(), &[]);
@@ -379,7 +381,7 @@ fn an_endpoint_is_all_its_addresses() {
     sim.advance(secs(10));
     assert_eq!(ejected(&sim), ["b"], "6 of 11 calls to either address failed");
     assert_eq!(rows(&sim)[0]["addresses"], json!(["b", "a"]));
-    // The child's picker is as before, but the addresses make up other endpoints.
+    // The child's picker is unchanged, but the addresses belong to other endpoints.
     sim.endpoints(Endpoints::list([Endpoint::at("b"), Endpoint::new(["a", "c"])]));
     call(&mut sim, "a", 2, 2);
     call(&mut sim, "b", 0, 1);
@@ -388,8 +390,9 @@ fn an_endpoint_is_all_its_addresses() {
     assert_eq!(ejected(&sim), ["b", "a"]);
 }
 
-/// OD-11, PF-13: seen through round robin. The endpoint reports TRANSIENT_FAILURE, and its connection is kept: health affects
-/// the reported state, never the choice of the connection. Ejection is the only source of health here (A17 is not supported).
+/// OD-11, PF-13: an ejected endpoint reports TRANSIENT_FAILURE to round_robin and keeps its connection.
+/// Health changes the reported state, never the selected connection. Ejection is the only source of health
+/// here (A17 is not supported).
 #[test]
 fn both_addresses_are_ejected_and_the_connection_is_kept() {
     let two = Endpoints::list([Endpoint::new(["a", "b"]), Endpoint::at("c")]);
@@ -402,7 +405,7 @@ fn both_addresses_are_ejected_and_the_connection_is_kept() {
     assert_eq!(row.state, ConnectivityState::TransientFailure);
     assert_eq!(row.unused.as_deref(), Some("ejected by outlier detection"));
     sim.dialled();
-    // Its connection goes to the other address meanwhile: that one is ejected as well.
+    // The endpoint now connects to its other address, which is ejected as well.
     sim.down("a");
     assert_eq!(sim.dialled().last().unwrap(), "b");
     assert_eq!(sim.picks(2), ["c", "c"]);
@@ -427,12 +430,12 @@ fn attributes_are_no_part_of_identity() {
     assert_eq!(ejected(&sim), ["b", "a"]);
     sim.endpoints(endpoints(["b", "c"]));
     sim.endpoints(endpoints(["a", "b", "c"]));
-    assert_eq!(ejected(&sim), ["b"], "an endpoint that left is forgotten");
+    assert_eq!(ejected(&sim), ["b"], "the state of a removed endpoint is discarded");
 }
 
-/// OD-12, PF-13: as the top policy, pick_first does not watch health.
+/// OD-12, PF-13: pick_first as the top policy does not watch health.
 #[test]
-fn pick_first_alone_takes_no_notice() {
+fn pick_first_alone_ignores_ejections() {
     let mut sim = CoreSim::new(&detection_over("pick_first", &strict()), endpoints(["a", "b"])).all_up();
     calls(&mut sim, 10, &["a"]);
     sim.advance(secs(10));
@@ -441,7 +444,7 @@ fn pick_first_alone_takes_no_notice() {
     assert_eq!(sim.state(), ConnectivityState::Ready);
 }
 
-/// Everybody ejected is TRANSIENT_FAILURE, and says why.
+/// With all endpoints ejected, the state is TRANSIENT_FAILURE and the status names the ejection.
 #[test]
 fn all_ejected_fails_calls() {
     let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a"])).all_up();
@@ -453,8 +456,8 @@ fn all_ejected_fails_calls() {
     assert_eq!(sim.picks(1), ["a"]);
 }
 
-/// fault 68: after a pause there is one sweep and at most one new picker; not everybody is ejected although every
-/// call has failed; no end of an ejection is missed.
+/// fault 68: after a pause there is one sweep and at most one new picker. Although every call failed, only
+/// the allowed share is ejected. No end of an ejection is missed.
 #[test]
 fn a_pause_is_one_sweep() {
     let settings = json!({"successRateEjection": {}, "failurePercentageEjection": {}});
@@ -477,7 +480,7 @@ fn a_pause_is_one_sweep() {
     assert_eq!(sim.published(), 1);
 }
 
-/// fault 68
+/// fault 68: a clock that jumps back does not repeat a sweep.
 #[test]
 fn a_clock_that_jumps_back_sweeps_nothing_twice() {
     let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
@@ -492,9 +495,9 @@ fn a_clock_that_jumps_back_sweeps_nothing_twice() {
     assert_eq!(sim.published(), 0);
 }
 
-/// Sweeps that change nothing publish nothing, and so do updates that change nothing.
+/// Sweeps and updates without changes publish no picker.
 #[test]
-fn a_quiet_fleet_keeps_its_picker() {
+fn sweeps_without_changes_keep_the_picker() {
     let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
     sim.published();
     for _ in 0..5 {
@@ -506,7 +509,7 @@ fn a_quiet_fleet_keeps_its_picker() {
     assert_eq!(sim.published(), 0);
 }
 
-/// A reconnected endpoint has another subchannel state but the same count; one that is new is counted too.
+/// A reconnected endpoint keeps its count. A new endpoint is counted too.
 #[test]
 fn calls_are_counted_across_reconnects_and_updates() {
     let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a"])).all_up();
@@ -521,7 +524,8 @@ fn calls_are_counted_across_reconnects_and_updates() {
     assert_eq!(counts, [(json!(1), json!(0)), (json!(1), json!(2))]);
 }
 
-/// OD-11, CI-1: through the cluster's policy, as in an xDS tree. Its drops are nobody's failures.
+/// OD-11, CI-1: the policy works above xds_cluster_impl, as in an xDS tree. Drops of the cluster are not
+/// failures of an endpoint.
 #[test]
 fn works_over_a_cluster() {
     let cluster = json!([{"xds_cluster_impl_experimental": {
@@ -552,7 +556,7 @@ fn no_endpoints_and_duplicates() {
 }
 
 #[test]
-fn the_description_says_what_is_in_force() {
+fn the_description_has_settings_and_ejections() {
     let mut sim = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
     calls(&mut sim, 2, &["a"]);
     sim.advance(secs(12));
@@ -570,7 +574,7 @@ fn the_description_says_what_is_in_force() {
     assert_eq!(details["ejections"]["failure_percentage"]["enforced"], 1);
 }
 
-/// A world over [`Pointed`], in which a test says which endpoint a call goes to, ejected or not.
+/// Returns a simulation over [`Pointed`], in which the cluster of a call names its endpoint, ejected or not.
 fn pointed(settings: &Value, addresses: &[&str]) -> CoreSim {
     let mut registry = Registry::standard();
     registry.register::<Pointed>("pointed");
@@ -587,10 +591,10 @@ fn call(sim: &mut CoreSim, address: &str, successes: usize, failures: usize) {
     }
 }
 
-/// Sends a call to the address that its cluster names.
+/// Test policy that sends a call to the address that its cluster names.
 #[derive(Default)]
 struct Pointed {
-    shown: CachedState<Vec<(String, SubchannelId)>>,
+    state: CachedState<Vec<(String, SubchannelId)>>,
 }
 
 struct PointedPicker(Vec<(String, SubchannelId)>);
@@ -606,7 +610,7 @@ impl Policy for Pointed {
         let addresses = endpoints.iter().flat_map(|endpoint| endpoint.addresses().iter());
         let table: Vec<_> =
             addresses.map(|address| (address.to_string(), cx.subchannel(address).id())).collect();
-        self.shown
+        self.state
             .get_or_build(table, |table| LbState::new(ConnectivityState::Ready, PointedPicker(table.clone())))
     }
 
@@ -622,7 +626,7 @@ impl Picker for PointedPicker {
     }
 }
 
-/// A50 once more, over plain numbers: seconds, counts and a map from endpoint to its state.
+/// Model of A50 over plain numbers: seconds, counts and a list of endpoint states.
 struct Model {
     rules: Rules,
     hosts: Vec<ModelHost>,
@@ -637,7 +641,7 @@ struct Rules {
     failure_percentage: Option<Rule>,
 }
 
-/// `line` is the factor or the threshold.
+/// One algorithm; `line` is the factor or the threshold.
 #[derive(Clone, Debug)]
 struct Rule {
     line: usize,
@@ -664,7 +668,7 @@ impl Model {
         self.hosts = names.iter().map(keep).collect();
     }
 
-    /// `None` if a rate is so near its line that rounding decides.
+    /// Returns `None` if a rate is so near its line that rounding decides.
     fn sweep(&mut self, now: u64, ends: &[Ends]) -> Option<()> {
         let rules = self.rules.clone();
         if let Some(rule) = &rules.success_rate {
@@ -764,7 +768,8 @@ fn as_json(rules: &Rules) -> Value {
     })
 }
 
-/// What happens before a sweep: which endpoints there are from now on, how calls to each end, how late the sweep is.
+/// Events before a sweep: the new set of endpoints (as bits), the calls of each endpoint, and the delay of
+/// the sweep.
 fn step() -> impl Strategy<Value = (Option<u16>, Vec<Ends>, u64)> {
     let ends = prop_oneof![3 => (0..10usize, 0..2usize), 1 => (0..3usize, 0..10usize), 1 => Just((0, 0))];
     let late = prop_oneof![3 => Just(0), 1 => 0..50u64];
@@ -774,8 +779,8 @@ fn step() -> impl Strategy<Value = (Option<u16>, Vec<Ends>, u64)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// OD-5, OD-6, OD-7, OD-9: the policy agrees with A50 written down a second time, whoever fails and whoever
-    /// comes and goes.
+    /// OD-5, OD-6, OD-7, OD-9: the policy agrees with the model of A50 for any failures and any changes of
+    /// the endpoint list.
     #[test]
     fn agrees_with_the_model(rules in rules(), steps in prop::collection::vec(step(), 1..12)) {
         let mut names: Vec<&'static str> = TEN[..5].to_vec();
@@ -809,8 +814,8 @@ proptest! {
         }
     }
 
-    /// OD-7, fault 52: whatever fails, no more than the share is ejected, rounded up to whole endpoints, and if
-    /// anybody should be, at least one is. (Ejections outlast the story.)
+    /// OD-7, fault 52: the number of ejected endpoints is at most the allowed share, rounded up. If any
+    /// endpoint fails, at least one is ejected. (Ejections last longer than the test.)
     #[test]
     fn the_share_holds(
         percent in 0..=100usize,

@@ -1,4 +1,4 @@
-//! `pick_first`: one connection, to the first address that answers.
+//! `pick_first`: one connection, to the first address that accepts it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// What is dialled first, address by address, when every attempt fails at once.
+/// Returns the addresses in the order in which they are dialled if every attempt fails at once.
 fn order(config: &Value, endpoints: Endpoints, seed: u64) -> Vec<String> {
     let core = Core::builder(Rng::from_entropy(seed)).build();
     let mut sim = CoreSim::with(core, Registry::standard(), config, endpoints);
@@ -34,9 +34,9 @@ fn order(config: &Value, endpoints: Endpoints, seed: u64) -> Vec<String> {
     order
 }
 
-/// PF-1, LBX-2
+/// PF-1, LBX-2: both spellings of the field are accepted, and only a bool.
 #[test]
-fn the_config_takes_both_spellings_and_nothing_else_than_a_bool() {
+fn the_config_accepts_both_spellings_and_only_a_bool() {
     let registry = Registry::standard();
     for good in
         ["{}", "null", r#"{"shuffleAddressList": true}"#, r#"{"shuffle_address_list": false, "new": 1}"#]
@@ -51,7 +51,8 @@ fn the_config_takes_both_spellings_and_nothing_else_than_a_bool() {
     );
 }
 
-/// PF-2: endpoints in order, flattened, then IPv6 and IPv4 in turn, beginning with the family of the first.
+/// PF-2: endpoints are flattened in order. IPv6 and IPv4 then alternate, starting with the family of the
+/// first address.
 #[test]
 fn addresses_are_flattened_and_interleaved() {
     let list = || {
@@ -64,7 +65,7 @@ fn addresses_are_flattened_and_interleaved() {
     assert_eq!(order(&pick_first(), list(), 1), expected);
 }
 
-/// PF-2: shuffling moves endpoints, never the addresses inside one.
+/// PF-2: shuffling changes the order of endpoints, never the order of addresses inside an endpoint.
 #[test]
 fn shuffling_keeps_the_addresses_of_an_endpoint_in_order() {
     let list = || Endpoints::list([Endpoint::new(["a1", "a2"]), Endpoint::new(["b1", "b2"])]);
@@ -76,8 +77,8 @@ fn shuffling_keeps_the_addresses_of_an_endpoint_in_order() {
     assert!(seen.values().all(|n| (70..=130).contains(n)), "{seen:?}");
 }
 
-/// PF-3, PF-4: attempts start 250 ms apart and go on beside each other; no timer after the last; the first to
-/// answer wins and the others are let go.
+/// PF-3, PF-4: attempts start 250 ms apart and run in parallel, without a timer after the last. The first
+/// READY subchannel is selected and the others are closed.
 #[test]
 fn happy_eyeballs() {
     let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b", "c"]));
@@ -90,7 +91,7 @@ fn happy_eyeballs() {
     assert_eq!(sim.dialled(), ["c"], "a failure does not wait for the timer");
     sim.advance(millis(600));
     assert!(sim.dialled().is_empty());
-    assert_eq!(sim.state(), ConnectivityState::Connecting, "a and c are still trying");
+    assert_eq!(sim.state(), ConnectivityState::Connecting, "a and c are still connecting");
     sim.ready("a");
     let mut closed = sim.closed();
     closed.sort();
@@ -99,7 +100,7 @@ fn happy_eyeballs() {
     assert_eq!(sim.wake_at(), None);
 }
 
-/// PF-3: the delay is held to 100 ms..2 s.
+/// PF-3: the delay is clamped to 100 ms to 2 s.
 #[test]
 fn the_attempt_delay_can_be_set_within_limits() {
     for (set, used) in [(1, 100), (700, 700), (60_000, 2_000)] {
@@ -109,8 +110,9 @@ fn the_attempt_delay_can_be_set_within_limits() {
     }
 }
 
-/// PF-5, PF-6: TRANSIENT_FAILURE only after every address failed once; then all keep trying, each on its own
-/// back-off, and addresses are asked for again whenever the failures reach the number of addresses.
+/// PF-5, PF-6: TRANSIENT_FAILURE is reported after every address failed once. Then each address retries on
+/// its own backoff. Re-resolution is requested each time the number of failures reaches the number of
+/// addresses.
 #[test]
 fn fails_after_a_whole_pass_and_keeps_trying() {
     let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
@@ -131,14 +133,14 @@ fn fails_after_a_whole_pass_and_keeps_trying() {
     assert_eq!(sim.reresolutions(), 0);
     sim.advance(secs(2));
     sim.fail("a");
-    assert_eq!(sim.reresolutions(), 1, "two failures, if of the same address");
+    assert_eq!(sim.reresolutions(), 1, "two failures, although of the same address");
     assert_eq!(sim.state(), ConnectivityState::TransientFailure);
     sim.ready("b");
     assert_eq!(sim.picks(1), ["b"]);
 }
 
-/// LBX-3, PF-7: a new list starts a new pass over what is there: one backing off counts as failed, one connecting as
-/// started; and what has failed stays failed until it is ready.
+/// LBX-3, PF-7: a new list starts a new pass. A subchannel in backoff counts as failed and a CONNECTING one
+/// as started. TRANSIENT_FAILURE is kept until READY.
 #[test]
 fn a_new_list_starts_a_new_pass() {
     let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
@@ -146,7 +148,7 @@ fn a_new_list_starts_a_new_pass() {
     sim.fail("b");
     sim.dialled();
     sim.endpoints(endpoints(["b", "c", "d"]));
-    assert_eq!(sim.dialled(), ["c"], "b is backing off: on to the next");
+    assert_eq!(sim.dialled(), ["c"], "b is in backoff: the next address is tried");
     assert_eq!(sim.closed(), ["a"]);
     assert_eq!(sim.state(), ConnectivityState::TransientFailure);
     sim.endpoints(endpoints(["c", "e"]));
@@ -157,7 +159,7 @@ fn a_new_list_starts_a_new_pass() {
     assert_eq!(sim.state(), ConnectivityState::Ready);
 }
 
-/// PF-7: a connection in use stays in use while its address stays in the list.
+/// PF-7: the selected connection is kept while its address stays in the list.
 #[test]
 fn a_ready_address_that_stays_is_kept() {
     let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b"])).all_up();
@@ -170,7 +172,7 @@ fn a_ready_address_that_stays_is_kept() {
     assert_eq!(sim.picks(1), ["c"]);
 }
 
-/// PF-8
+/// PF-8: a lost connection leads to IDLE. The next call reconnects.
 #[test]
 fn a_lost_connection_waits_for_a_call() {
     let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
@@ -190,8 +192,8 @@ fn a_lost_connection_waits_for_a_call() {
     assert_eq!(sim.picks(1), ["b"]);
 }
 
-/// PF-8: of a connection that was made and lost before anybody has looked there is no second without a call, or a loop of them
-/// would be without end.
+/// PF-8: a connection that was lost before a pass saw it READY is made again once. After a second loss only a
+/// call reconnects, else reconnecting could loop forever.
 #[test]
 fn a_short_connection_is_made_again_once() {
     let mut sim = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
@@ -200,7 +202,7 @@ fn a_short_connection_is_made_again_once() {
         let now = sim.now();
         if let (Some(id), false) = (sim.find("a"), dialled.is_empty()) {
             assert!(sim.core().handle(LbEvent::Connected(id), now));
-            // One that answers nothing would be paced.
+            // A connection without a response would be paced.
             assert!(sim.core().handle(LbEvent::ResponseReceived(id), now));
             sim.lose("a");
         }
@@ -212,9 +214,9 @@ fn a_short_connection_is_made_again_once() {
     assert_eq!(sim.pick().finish_ok(), "a");
 }
 
-/// PF-8: the application may ask for the connection instead of a call.
+/// PF-8: the application can request the connection instead of making a call.
 #[test]
-fn an_idle_channel_connects_when_asked() {
+fn an_idle_channel_connects_on_request() {
     let mut sim = CoreSim::new(&pick_first(), endpoints(["a"])).all_up();
     sim.down("a");
     sim.dialled();
@@ -222,7 +224,7 @@ fn an_idle_channel_connects_when_asked() {
     assert_eq!(sim.dialled(), ["a"]);
 }
 
-/// PF-9: and addresses that come later are connected without a call.
+/// PF-9: without addresses calls fail at once. Addresses that arrive later are connected without a call.
 #[test]
 fn no_addresses_fail_at_once() {
     let mut sim = CoreSim::new(&pick_first(), Endpoints::none());
@@ -237,7 +239,8 @@ fn no_addresses_fail_at_once() {
     assert_eq!((sim.state(), sim.closed()), (ConnectivityState::TransientFailure, vec!["a".to_owned()]));
 }
 
-/// PF-10: waits of 1 s, times 1.6, at most 120 s, each up to 20 % off; an attempt is given 20 s or its wait.
+/// PF-10: the backoff starts at 1 s and grows by 1.6 up to 120 s, with a jitter of 20 %. An attempt has at
+/// least 20 s.
 #[test]
 fn attempts_back_off() {
     let config = Registry::standard().parse(&pick_first()).expect("valid");
@@ -264,7 +267,7 @@ fn attempts_back_off() {
     }
 }
 
-/// PF-10: the wait runs from the start of an attempt, and a success starts the series anew.
+/// PF-10: the backoff counts from the start of an attempt. A success resets it.
 #[test]
 fn a_slow_attempt_is_repeated_at_once() {
     let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
@@ -288,7 +291,7 @@ fn a_slow_attempt_is_repeated_at_once() {
     assert_eq!(sim.dialled(), ["a"]);
 }
 
-/// PF-11: the first place is won in proportion to the weights; a missing weight is 1.
+/// PF-11: an endpoint is first with a probability proportional to its weight. A missing weight is 1.
 #[test]
 fn shuffling_follows_the_weights() {
     let list = || {
@@ -302,13 +305,14 @@ fn shuffling_follows_the_weights() {
     for seed in 0..5_000 {
         *first.entry(order(&shuffling(), list(), seed)[0].clone()).or_insert(0) += 1;
     }
-    // 5,000 draws: the standard deviation is below 36, the tolerance four of them.
+    // With 5,000 draws the standard deviation is below 36; the tolerance is four of them.
     for (address, share) in [("a", 3_000), ("b", 1_500), ("c", 500)] {
         assert!(i32::abs(first[address] - share) < 144, "{first:?}");
     }
 }
 
-/// PF-12: a locality's share first, then the endpoint's share of it: `l` has one endpoint and half of all.
+/// PF-12: the locality weight is divided first, then the endpoint weight inside the locality. Locality `l`
+/// has one endpoint and half of the total.
 #[test]
 fn shuffling_weighs_localities_before_endpoints() {
     let locality =

@@ -1,4 +1,4 @@
-//! `pick_first` against a model: A61 told event by event, in the simplest words, under generated stories.
+//! `pick_first`, compared with an event-by-event model of A61 under generated events.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// One address as the model sees it.
+/// State of one address in the model.
 #[derive(Clone, Debug, Default)]
 struct Address {
     connecting_since: Option<u64>,
@@ -55,7 +55,7 @@ impl Address {
         self.attempts += 1;
     }
 
-    /// 1 s, times 1.6 for every attempt before, at most 120 s, from the start of the attempt.
+    /// The backoff is 1 s, times 1.6 for each earlier attempt, at most 120 s, from the start of the attempt.
     fn back_off(&mut self, now: u64) {
         let Some(start) = self.connecting_since.take() else { return };
         let wait = (1_000.0 * 1.6_f64.powi(self.attempts - 1)).min(120_000.0);
@@ -67,7 +67,7 @@ impl Address {
 #[derive(Clone, Debug, PartialEq)]
 enum Mode {
     Idle,
-    /// The last address started, and when the next one joins.
+    /// Index of the last started address, and the time at which the next one starts.
     PassResult(usize, u64),
     Retry,
     Ready(usize),
@@ -118,13 +118,13 @@ impl Model {
         }
         let unstarted = self.list.clone();
         self.start(0);
-        // Whatever the pass has not reached is not kept.
+        // Addresses that the pass has not reached are dropped.
         if let Mode::PassResult(last, _) = self.mode {
             self.addresses.retain(|address, _| unstarted[..=last].contains(address));
         }
     }
 
-    /// Tries the address at this place; one that is backing off counts as failed.
+    /// Tries the address at this index; an address in backoff counts as failed.
     fn start(&mut self, place: usize) {
         let now = self.now;
         self.mode = Mode::PassResult(place, now + DELAY);
@@ -229,11 +229,12 @@ fn is_in(sim: &CoreSim, which: usize, state: ConnectivityState) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// PF-4, PF-5, PF-6, PF-7, PF-8, PF-10, LBX-3
+    /// PF-4, PF-5, PF-6, PF-7, PF-8, PF-10, LBX-3: after every event, state and connecting addresses are
+    /// those of the model.
     #[test]
     fn follows_the_model(steps in steps()) {
         let start = vec![0, 1, 2];
-        // Back-offs in whole milliseconds, as the model counts.
+        // Backoffs in whole milliseconds, as in the model.
         let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
         let core = Core::builder(Rng::fixed(1)).backoff(backoff).build();
         let mut sim = CoreSim::with(core, Registry::standard(), &json!([{"pick_first": {}}]), endpoints(&start));
@@ -242,7 +243,7 @@ proptest! {
             match &step {
                 Step::Ready(which) if is_in(&sim, *which, ConnectivityState::Connecting) => {
                     sim.ready(NAMES[*which]);
-                    // Pacing has stories of its own.
+                    // Pacing has tests of its own.
                     let id = sim.find(NAMES[*which]).expect("it is ready");
                     sim.handle(LbEvent::ResponseReceived(id));
                     model.ready(*which);

@@ -1,4 +1,4 @@
-//! `priority_experimental`: all calls to the highest priority that works.
+//! `priority_experimental`: all calls go to the highest priority that works.
 
 mod churn;
 mod model;
@@ -15,7 +15,7 @@ use evenkeel_core::{
 use serde_json::{Value, json};
 use testkit::{CoreSim, endpoints, secs};
 
-/// Priorities from the top: the name of the child, its policy, and its endpoints, one letter each.
+/// Priorities from the top: name of the child, its policy, and its endpoints, one letter each.
 type Priorities<'a> = &'a [(&'a str, &'a str, &'a str)];
 
 const MINUTES_15: u64 = 15 * 60;
@@ -65,7 +65,8 @@ fn failure(sim: &mut CoreSim) -> String {
     sim.pick().status().map(ToString::to_string).expect("the call fails")
 }
 
-/// PR-2, PR-3, PR-4, PR-11
+/// PR-2, PR-3, PR-4, PR-11: the second priority takes over after ten seconds. Calls return to the first once
+/// it is READY.
 #[test]
 fn falls_over_after_ten_seconds_and_returns() {
     let mut sim = sim(ABC);
@@ -85,9 +86,9 @@ fn falls_over_after_ten_seconds_and_returns() {
     assert_eq!(existing(&sim), ["p0", "p1"]);
 }
 
-/// PR-4, PR-11
+/// PR-4, PR-11: a priority in TRANSIENT_FAILURE is replaced at once.
 #[test]
-fn a_priority_that_fails_is_left_at_once() {
+fn a_failed_priority_is_replaced_at_once() {
     let mut sim = sim(ABC);
     for address in ["a", "b", "c"] {
         sim.up(address);
@@ -107,7 +108,7 @@ fn a_priority_that_fails_is_left_at_once() {
     sim.advance(secs(3));
     assert_eq!(sim.letters(3), "aaa");
     assert_eq!(deactivated(&sim), ["p1", "p2"]);
-    // What was kept serves at once.
+    // A retained child takes calls at once.
     sim.dialled();
     sim.down("a");
     assert_eq!(sim.letters(3), "bbb");
@@ -115,7 +116,7 @@ fn a_priority_that_fails_is_left_at_once() {
     assert_eq!(deactivated(&sim), ["p2"]);
 }
 
-/// PR-3: what worked is given ten seconds to reconnect before the next priority takes over.
+/// PR-3: a priority that was READY has ten seconds to reconnect before the next one takes over.
 #[test]
 fn a_lost_connection_gets_its_ten_seconds() {
     let mut sim = sim(ABC);
@@ -127,14 +128,15 @@ fn a_lost_connection_gets_its_ten_seconds() {
     assert_eq!(existing(&sim), ["p0"]);
     sim.advance(secs(1));
     assert_eq!(existing(&sim), ["p0", "p1"]);
-    // p0 is still connecting, without a deadline: it does not hold up the others a second time.
+    // p0 is still CONNECTING, without a failover timer. It does not delay the others a second time.
     sim.advance(secs(9));
     assert_eq!(existing(&sim), ["p0", "p1"]);
     sim.advance(secs(1));
     assert_eq!(existing(&sim), ["p0", "p1", "p2"]);
 }
 
-/// PR-4: with no time left anywhere, the first that is connecting; if none is, the last, with its message.
+/// PR-4: without a pending failover timer, the first CONNECTING priority is selected, else the last one with
+/// its status.
 #[test]
 fn with_nothing_ready_the_first_that_connects_or_the_last() {
     let mut sim = sim(ABC);
@@ -151,9 +153,9 @@ fn with_nothing_ready_the_first_that_connects_or_the_last() {
     assert!(deactivated(&sim).is_empty());
 }
 
-/// PR-4: IDLE counts as working; PR-11 with pick_first.
+/// PR-4, PR-11: an IDLE priority counts as working and connects on the next call, here with pick_first.
 #[test]
-fn an_idle_priority_is_used_and_woken_by_a_call() {
+fn an_idle_priority_is_used_and_connects_on_a_call() {
     let priorities: Priorities<'_> = &[("p0", "pick_first", "a"), ("p1", "pick_first", "b")];
     let mut sim = sim(priorities);
     sim.advance(secs(10));
@@ -165,7 +167,7 @@ fn an_idle_priority_is_used_and_woken_by_a_call() {
     sim.dialled();
     sim.advance(secs(60));
     assert!(sim.dialled().is_empty());
-    // Having been idle, it is given time: the call waits although p1 is ready.
+    // After IDLE the failover timer runs, so the call queues although p1 is READY.
     assert_eq!(sim.picks(2), ["queue", "queue"]);
     assert_eq!(sim.dialled(), ["a"]);
     assert_eq!(deactivated(&sim), ["p1"]);
@@ -174,9 +176,10 @@ fn an_idle_priority_is_used_and_woken_by_a_call() {
     assert!(deactivated(&sim).is_empty());
 }
 
-/// PR-5: what is deactivated is not woken when the application asks for a connection; what is chosen is.
+/// PR-5: if the application requests a connection, the selected child connects and a deactivated one does
+/// not.
 #[test]
-fn asking_for_a_connection_wakes_the_chosen_child_only() {
+fn a_connection_request_reaches_the_chosen_child_only() {
     let config = json!([{"priority_experimental": {
         "priorities": ["p0", "p1"],
         "children": {"p0": {"config": [{"pick_first": {}}]}, "p1": {"config": [{"pick_first": {}}]}},
@@ -194,7 +197,7 @@ fn asking_for_a_connection_wakes_the_chosen_child_only() {
     assert_eq!(sim.dialled(), ["a"], "b is kept, but not in use");
 }
 
-/// PR-5
+/// PR-5: a deactivated child is dropped after 15 minutes.
 #[test]
 fn a_deactivated_priority_is_kept_for_fifteen_minutes() {
     let mut sim = sim(ABC);
@@ -203,7 +206,7 @@ fn a_deactivated_priority_is_kept_for_fifteen_minutes() {
     sim.ready("a");
     sim.advance(secs(MINUTES_15 - 1));
     assert!(sim.closed().is_empty());
-    // Needed again: the clock stops, and starts anew when p0 is back.
+    // The child is needed again. Its timer stops, and starts anew when p0 is READY again.
     sim.lose("a");
     sim.fail("a");
     assert_eq!(sim.letters(1), "b");
@@ -215,15 +218,15 @@ fn a_deactivated_priority_is_kept_for_fifteen_minutes() {
     sim.advance(secs(1));
     assert_eq!((sim.closed(), existing(&sim)), (vec!["b".to_owned()], vec!["p0".to_owned()]));
     assert_eq!(sim.wake_at(), None);
-    // Gone is gone: the next failover makes a new child.
+    // The child was dropped, so the next failover creates a new one.
     sim.dialled();
     sim.down("a");
     assert_eq!(sim.dialled(), ["a", "b"]);
 }
 
-/// PR-5: a child that is needed at the very moment its time is over is used, not made anew.
+/// PR-5: a child that is needed at the very moment its time is over is reused, not created anew.
 #[test]
-fn a_child_needed_when_its_time_is_over_is_used() {
+fn a_child_needed_when_its_time_is_over_is_reused() {
     let mut sim = sim(ABC);
     sim.advance(secs(10));
     sim.ready("b");
@@ -236,7 +239,7 @@ fn a_child_needed_when_its_time_is_over_is_used() {
     assert!(deactivated(&sim).is_empty());
 }
 
-/// PR-5: a deactivated child runs on: it follows updates, keeps connecting, and is as ready as it can be.
+/// PR-5: a deactivated child receives updates, keeps connecting, and stays as READY as it can be.
 #[test]
 fn a_deactivated_priority_follows_updates() {
     let mut sim = sim(ABC);
@@ -256,9 +259,9 @@ fn a_deactivated_priority_follows_updates() {
     assert_eq!(sim.closed(), ["b"], "updates do not prolong its time");
 }
 
-/// PR-6
+/// PR-6: a child that the config no longer names is dropped at once.
 #[test]
-fn a_child_that_left_the_config_is_gone_at_once() {
+fn a_child_removed_from_the_config_is_dropped_at_once() {
     let mut sim = sim(ABC);
     sim.advance(secs(10));
     sim.ready("b");
@@ -266,11 +269,11 @@ fn a_child_that_left_the_config_is_gone_at_once() {
     sim.dialled();
     update(&mut sim, &[("p0", "round_robin", "a"), ("p2", "round_robin", "c")]);
     assert_eq!((sim.closed(), existing(&sim)), (vec!["b".to_owned()], vec!["p0".to_owned()]));
-    // The one in use, too; the next one takes over.
+    // The same applies to the selected child, and the next one takes over.
     update(&mut sim, &[("p2", "round_robin", "c")]);
     assert_eq!((sim.closed(), sim.dialled()), (vec!["a".to_owned()], vec!["c".to_owned()]));
     assert_eq!(existing(&sim), ["p2"]);
-    // Back in the config, b's child is a new one with its own ten seconds.
+    // When the config names b's child again, it is a new one with its own ten seconds.
     update(&mut sim, &[("p1", "round_robin", "b"), ("p2", "round_robin", "c")]);
     assert_eq!(sim.dialled(), ["b"]);
     sim.ready("c");
@@ -279,7 +282,7 @@ fn a_child_that_left_the_config_is_gone_at_once() {
     assert_eq!(sim.letters(1), "c");
 }
 
-/// PR-5: a child without a priority is not used, gets its updates, and goes when its time is over.
+/// PR-5: a child without a priority is deactivated, receives updates, and is dropped when its time is over.
 #[test]
 fn a_child_that_lost_its_priority_is_deactivated() {
     let mut sim = sim(ABC);
@@ -301,7 +304,7 @@ fn a_child_that_lost_its_priority_is_deactivated() {
     assert_eq!(warnings, expected);
 }
 
-/// PR-7
+/// PR-7: with an empty list of priorities, calls fail with UNAVAILABLE.
 #[test]
 fn an_empty_list_fails_calls() {
     for empty in [json!({}), json!({"children": {}, "priorities": []}), json!({"priorities": null})] {
@@ -312,7 +315,7 @@ fn an_empty_list_fails_calls() {
         assert_eq!(failure(&mut sim), "Unavailable: the list of priorities is empty (node n1)");
         assert_eq!(chosen(&sim), None);
     }
-    // A list that becomes empty takes the children with it; one that is filled again starts anew.
+    // If the list becomes empty, the children are dropped. If it is filled again, they are created anew.
     let mut sim = sim(ABC).all_up();
     update(&mut sim, &[]);
     assert_eq!((sim.picks(1), sim.closed()), (vec!["fail".to_owned()], vec!["a".to_owned()]));
@@ -321,9 +324,9 @@ fn an_empty_list_fails_calls() {
     assert_eq!(sim.letters(1), "a");
 }
 
-/// PR-9
+/// PR-9: re-resolution requests of a child are ignored if its config ignores them.
 #[test]
-fn re_resolution_requests_are_swallowed_where_the_config_says_so() {
+fn re_resolution_requests_are_ignored_as_configured() {
     for ignore in [false, true] {
         let mut edited = config(ABC);
         ignore_p0(&mut edited, ignore);
@@ -335,7 +338,7 @@ fn re_resolution_requests_are_swallowed_where_the_config_says_so() {
         sim.down("a");
         sim.advance(secs(30));
         assert_eq!(sim.reresolutions() > 0, !ignore, "ignored: {ignore}");
-        // Those of the other children come through, also when the flag changes while they run.
+        // Requests of the other children are passed on, also if the flag changes while they run.
         sim.down("b");
         assert!(sim.reresolutions() > 0);
         sim.up("b");
@@ -353,7 +356,7 @@ fn ignore_p0(config: &mut Value, ignore: bool) {
     children["p0"]["ignoreReresolutionRequests"] = ignore.into();
 }
 
-/// PR-12
+/// PR-12: a priority with some endpoints down keeps all calls.
 #[test]
 fn a_priority_that_is_half_down_keeps_all_calls() {
     let priorities: Priorities<'_> = &[("p0", "round_robin", "abcd"), ("p1", "round_robin", "xyz")];
@@ -372,7 +375,7 @@ fn a_priority_that_is_half_down_keeps_all_calls() {
     assert_eq!(sim.shares(300).keys().cloned().collect::<String>(), "xyz");
 }
 
-/// PR-8; fault 68: after a pause every deadline that went by counts once, and nothing that it starts is overdue.
+/// PR-8, fault 68: after a pause each elapsed deadline fires once, and no timer that it starts is overdue.
 #[test]
 fn a_pause_fires_each_timer_once() {
     let mut sim = sim(ABC);
@@ -394,12 +397,12 @@ fn a_pause_fires_each_timer_once() {
 }
 
 #[test]
-fn a_priority_without_endpoints_is_passed_over() {
+fn a_priority_without_endpoints_is_skipped() {
     let mut sim = sim(&[("p0", "round_robin", ""), ("p1", "pick_first", ""), ("p2", "round_robin", "c")]);
     assert_eq!(sim.dialled(), ["c"]);
     sim.ready("c");
     assert_eq!(sim.letters(1), "c");
-    // Endpoints that are not in groups belong to nobody.
+    // Endpoints outside the groups belong to no priority.
     sim.endpoints(endpoints(["a", "b"]));
     assert_eq!(failure(&mut sim), "Unavailable: no endpoints");
     assert_eq!(sim.subchannel_count(), 0);
@@ -428,9 +431,9 @@ fn priorities_may_share_an_endpoint() {
     assert_eq!(sim.letters(2), "bb");
 }
 
-/// A56: an application that asks the channel to connect wakes the priority in use.
+/// A56: if the application requests a connection, the selected priority connects.
 #[test]
-fn connecting_on_request_wakes_an_idle_priority() {
+fn a_connection_request_connects_an_idle_priority() {
     let mut sim = sim(&[("p0", "pick_first", "a"), ("p1", "pick_first", "b")]);
     sim.ready("a");
     sim.lose("a");
@@ -440,7 +443,7 @@ fn connecting_on_request_wakes_an_idle_priority() {
     assert_eq!(existing(&sim), ["p0"]);
 }
 
-/// The whole list may be replaced by one in another order, with other policies: the change is seen as one.
+/// A list with another order and other policies is applied as one change.
 #[test]
 fn an_update_is_applied_to_all_children_before_a_priority_is_chosen() {
     let mut sim = sim(ABC);
@@ -454,9 +457,9 @@ fn an_update_is_applied_to_all_children_before_a_priority_is_chosen() {
     assert_eq!((sim.letters(2), sim.published()), ("bb".to_owned(), 1));
 }
 
-/// PR-1
+/// PR-1: both spellings parse, and config errors name the field.
 #[test]
-fn both_spellings_parse_and_bad_configs_say_why() {
+fn both_spellings_parse_and_config_errors_name_the_field() {
     let rr = json!([{"round_robin": {}}]);
     let check = |settings: Value| {
         let parsed = Registry::standard().parse(&json!([{"priority_experimental": settings}]));
@@ -500,13 +503,13 @@ fn both_spellings_parse_and_bad_configs_say_why() {
         assert_eq!(check(bad), Err(Some(why.to_owned())));
     }
     let unknown = json!([{"priority_experimental": {"children": {"a": {"config": [{"best": {}}]}}}}]);
-    let error = Registry::standard().parse(&unknown).expect_err("nobody registered it");
+    let error = Registry::standard().parse(&unknown).expect_err("the policy is not registered");
     assert_eq!(error.path(), "loadBalancingConfig[0].priority_experimental.children[\"a\"].config");
 }
 
-/// PR-8: settings made in code are not checked; names without a child are passed over, a second mention counts for nothing.
+/// PR-8: settings made in code are not validated. Names without a child and repeated names are ignored.
 #[test]
-fn careless_settings_made_in_code_do_no_harm() {
+fn invalid_settings_made_in_code_are_ignored() {
     let child = |policy: &str| PriorityChild {
         config: Registry::standard().parse(&json!([{policy: {}}])).expect("it parses"),
         ignore_reresolution_requests: false,
@@ -542,7 +545,7 @@ fn careless_settings_made_in_code_do_no_harm() {
 }
 
 #[test]
-fn the_description_says_what_is_used_and_what_is_kept_for_how_long() {
+fn the_description_has_the_chosen_child_and_the_timers() {
     let mut sim = sim(ABC);
     sim.advance(secs(10));
     sim.ready("b");

@@ -1,4 +1,4 @@
-//! `random_subsetting_experimental`: a few endpoints of many, for the policy below.
+//! `random_subsetting_experimental`: a random subset of the endpoints for the child policy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ fn client(seed: u64, size: u32, endpoints: Endpoints) -> CoreSim {
     CoreSim::with(core, Registry::standard(), &config(size), endpoints).all_up()
 }
 
-/// The endpoints that the policy below balances over.
+/// Addresses of the endpoints that the child policy uses.
 fn chosen(sim: &CoreSim) -> Vec<String> {
     let (_, child) = &sim.describe().children[0];
     child.endpoints.iter().map(|row| row.addresses[0].clone()).collect()
@@ -36,9 +36,9 @@ fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
     values
 }
 
-/// RS-1
+/// RS-1: config errors name the field and the expected value.
 #[test]
-fn bad_settings_are_named() {
+fn config_errors_name_the_field() {
     let child = json!([{"round_robin": {}}]);
     let cases = [
         (json!({"childPolicy": child}), "subsetSize: is required: a whole number of at least 1"),
@@ -61,7 +61,8 @@ fn bad_settings_are_named() {
     assert!(error.path().ends_with("random_subsetting_experimental.childPolicy"), "{error}");
 }
 
-/// RS-2, RS-3: the lowest hashes under the seed, in that order; the seed is drawn once.
+/// RS-2, RS-3: the endpoints with the lowest hashes under the seed are chosen, in that order. The seed is
+/// drawn once.
 #[test]
 fn the_seed_ranks_the_endpoints() {
     let mut seeds = BTreeSet::new();
@@ -83,16 +84,17 @@ fn the_seed_ranks_the_endpoints() {
     assert_eq!(seeds.len(), 20);
 }
 
-/// RS-4: in the order given.
+/// RS-4: all endpoints are chosen in the given order if there are no more than `subsetSize`.
 #[test]
-fn all_are_taken_when_there_are_no_more() {
+fn all_are_chosen_if_there_are_no_more() {
     for count in 0..=4 {
         assert_eq!(chosen(&client(1, 4, list(names(count)))), names(count));
     }
     assert_eq!(client(1, u32::MAX, list(names(2))).subchannel_count(), 2);
 }
 
-/// RS-6: recomputed on every update of endpoints or config; states and pickers pass through.
+/// RS-6: each update of endpoints or config recomputes the subset. States and pickers of the child pass
+/// through.
 #[test]
 fn states_and_pickers_are_those_of_the_child() {
     let mut sim = CoreSim::new(&config(2), endpoints(["a", "b", "c"]));
@@ -109,7 +111,7 @@ fn states_and_pickers_are_those_of_the_child() {
     assert_eq!(chosen(&sim).len(), 3);
     sim.config(&config(1));
     assert_eq!(chosen(&sim).len(), 1);
-    // The same endpoints in another value: the child looks again, nothing is dialled or published.
+    // Equal endpoints in another value: the child is reconciled again, but nothing is dialled or published.
     sim.published();
     sim.dialled();
     sim.endpoints(endpoints(["a", "b", "c"]));
@@ -120,7 +122,7 @@ fn states_and_pickers_are_those_of_the_child() {
     assert_eq!(chosen(&sim), ["d"]);
 }
 
-/// RS-6: the config of the child passes through, and so does a change of its policy.
+/// RS-6: a changed child policy takes over with the same subset.
 #[test]
 fn the_child_can_change() {
     let mut sim = client(1, 2, list(names(9)));
@@ -131,24 +133,34 @@ fn the_child_can_change() {
     assert_eq!(sorted(chosen(&sim)), before);
 }
 
-/// RS-7: endpoints without addresses, duplicates and draining ones take no place.
+/// RS-7: endpoints without addresses, duplicates and draining endpoints are not counted.
 #[test]
-fn only_endpoints_that_can_be_called_take_a_place() {
-    let nobody = || Endpoint::new([""; 0]);
+fn only_usable_endpoints_are_counted() {
+    let without_address = || Endpoint::new([""; 0]);
     let drained = |name: &str| Endpoint::at(name).with_health(EndpointHealthStatus::Draining);
-    let mut sim = client(1, 3, Endpoints::list([nobody(), nobody(), Endpoint::at("a"), Endpoint::at("b")]));
+    let mut sim = client(
+        1,
+        3,
+        Endpoints::list([without_address(), without_address(), Endpoint::at("a"), Endpoint::at("b")]),
+    );
     assert_eq!(chosen(&sim), ["a", "b"]);
-    let crowd = || vec![nobody(), Endpoint::at("a"), Endpoint::at("a"), Endpoint::at("b"), Endpoint::at("c")];
-    sim.endpoints(Endpoints::list(crowd()));
+    let mixed = || {
+        vec![without_address(), Endpoint::at("a"), Endpoint::at("a"), Endpoint::at("b"), Endpoint::at("c")]
+    };
+    sim.endpoints(Endpoints::list(mixed()));
     assert_eq!(chosen(&sim), ["a", "b", "c"]);
-    sim.endpoints(Endpoints::list(crowd().into_iter().chain([drained("d"), Endpoint::at("e"), nobody()])));
+    sim.endpoints(Endpoints::list(mixed().into_iter().chain([
+        drained("d"),
+        Endpoint::at("e"),
+        without_address(),
+    ])));
     assert_eq!(chosen(&sim).len(), 3);
     assert!(!chosen(&sim).contains(&"d".to_owned()));
     assert_eq!(sim.describe().details["of"], 4);
     assert_eq!(sim.describe().details["chosen"], 3);
 }
 
-/// RS-9
+/// RS-9: 100 clients with subsets of 25 of 100 servers give each server between 10 and 40 connections.
 #[test]
 fn many_clients_spread_over_the_servers() {
     let mut connections = BTreeMap::new();
@@ -164,7 +176,8 @@ fn many_clients_spread_over_the_servers() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// RS-5: one endpoint more or less changes at most one member, also across the size of the subset.
+    /// RS-5: adding or removing one endpoint changes at most one member, also if the number of endpoints
+    /// crosses `subsetSize`.
     #[test]
     fn one_endpoint_changes_at_most_one_member(
         seed in any::<u64>(),

@@ -1,4 +1,5 @@
-//! Connections that the peer ends as soon as they are made: reconnection is paced, and nothing fails because of it.
+//! Connections that the peer closes as soon as they are open: reconnecting is paced, and no call fails
+//! because of it.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A world whose only backend accepts every connection; it is connected.
+/// Returns a simulation whose only backend accepts every connection; it is connected.
 fn connected(config: &Value) -> CoreSim {
     let mut sim = CoreSim::new(config, endpoints(["a"]));
     sim.up("a");
@@ -24,14 +25,14 @@ fn connected(config: &Value) -> CoreSim {
     sim
 }
 
-/// Ends the connection to `a`, as GOAWAY does, and returns the number of attempts that begin at once.
+/// Closes the connection to `a`, as GOAWAY does, and returns the number of attempts that begin at once.
 fn lose(sim: &mut CoreSim) -> usize {
     sim.lose("a");
     sim.dialled().len()
 }
 
-/// The first connection that ends at once is followed by another one at once. From then on there is no more than one per second,
-/// at distances that are not the same, and calls wait meanwhile.
+/// The first connection that is closed at once is replaced at once. After that, at most one attempt per
+/// second starts, with jitter, and calls queue.
 #[test]
 fn connections_that_end_at_once_are_paced() {
     let mut sim = connected(&round_robin());
@@ -55,37 +56,38 @@ fn connections_that_end_at_once_are_paced() {
     assert!(gaps.len() > 10, "with jitter: {gaps:?}");
 }
 
-/// A connection that lived for a second is replaced at once, however often, and after it one that ended at once is too.
+/// A connection that lasted a second is replaced at once, however often. The first short connection after it
+/// is replaced at once too.
 #[test]
-fn connections_that_lived_are_replaced_at_once() {
+fn lasting_connections_are_replaced_at_once() {
     let mut sim = connected(&round_robin());
     assert_eq!((lose(&mut sim), lose(&mut sim)), (1, 0));
     sim.advance(secs(2));
     assert_eq!(sim.dialled(), ["a"]);
     for _ in 0..3 {
         sim.advance(secs(1));
-        assert_eq!(lose(&mut sim), 1, "it lived");
+        assert_eq!(lose(&mut sim), 1, "it lasted a second");
     }
     sim.advance(secs(1));
-    assert_eq!((lose(&mut sim), lose(&mut sim), lose(&mut sim)), (1, 1, 0), "two that did not");
+    assert_eq!((lose(&mut sim), lose(&mut sim), lose(&mut sim)), (1, 1, 0), "two that did not last");
 }
 
-/// A connection on which a call was answered is replaced at once, however short it lived: a proxy that ends connections after a
-/// number of requests is not slowed down.
+/// A connection with a response is replaced at once, however short it was. A proxy that closes connections
+/// after a number of requests is not paced.
 #[test]
-fn connections_that_answered_are_replaced_at_once() {
+fn connections_with_responses_are_replaced_at_once() {
     let mut sim = connected(&round_robin());
     for _ in 0..100 {
         let id = sim.find("a").expect("it is connected");
         assert!(sim.handle(LbEvent::ResponseReceived(id)));
         assert_eq!(lose(&mut sim), 1);
     }
-    assert_eq!((lose(&mut sim), lose(&mut sim)), (1, 0), "and of those that answered nothing, the first");
+    assert_eq!((lose(&mut sim), lose(&mut sim)), (1, 0), "and the first of those without a response");
     let id = sim.find("a").expect("it reconnects");
     assert!(!sim.handle(LbEvent::ResponseReceived(id)), "there is no connection");
 }
 
-/// With another endpoint no call waits.
+/// If another endpoint is READY, no call queues.
 #[test]
 fn other_endpoints_take_the_calls() {
     let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b"])).all_up();
@@ -98,10 +100,11 @@ fn other_endpoints_take_the_calls() {
     assert!((5..=8).contains(&dialled), "in 5 s: {dialled}");
 }
 
-/// pick_first goes to IDLE when its connection ends. The call that wakes it waits until the paced attempt may begin; there is one
-/// attempt for any number of calls. With a second address the head start of Happy Eyeballs is all that a call waits.
+/// With pick_first a lost connection leads to IDLE. The next call queues until the paced attempt starts, and
+/// any number of calls share one attempt. With a second address, calls wait only for the Happy Eyeballs
+/// delay.
 #[test]
-fn pick_first_is_paced_when_a_call_wakes_it() {
+fn pick_first_is_paced_when_a_call_reconnects() {
     let pick_first = json!([{"pick_first": {}}]);
     let mut sim = connected(&pick_first);
     assert_eq!((lose(&mut sim), sim.state()), (0, ConnectivityState::Idle));
@@ -121,7 +124,8 @@ fn pick_first_is_paced_when_a_call_wakes_it() {
     assert_eq!((sim.dialled(), sim.pick().outcome()), (vec!["b".to_owned()], "b".to_owned()));
 }
 
-/// The history of an address survives attempts at those before it: behind one that refuses, it is paced as well.
+/// An address keeps its history while addresses before it are tried. Behind an address that refuses, it is
+/// paced as well.
 #[test]
 fn an_address_behind_one_that_refuses_is_paced() {
     let mut sim = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["dead", "a"]));
@@ -139,9 +143,9 @@ fn an_address_behind_one_that_refuses_is_paced() {
     assert!((3..=7).contains(&opened), "in 5 s: {opened}");
 }
 
-/// An attempt that fails has its back-off as ever, and an endpoint that goes while it is paced leaves nothing behind.
+/// A failed attempt has its usual backoff. An endpoint that is removed while it is paced leaves no timer.
 #[test]
-fn failures_and_removals_are_as_ever() {
+fn failures_back_off_and_removals_leave_no_timer() {
     let mut sim = connected(&round_robin());
     assert_eq!((lose(&mut sim), lose(&mut sim)), (1, 0));
     sim.down("a");
@@ -158,9 +162,9 @@ fn failures_and_removals_are_as_ever() {
     assert_eq!(sim.dialled(), ["b"]);
 }
 
-/// Clients that lost their connections together do not come back together.
+/// Clients that lose their connections together do not reconnect together.
 #[test]
-fn clients_do_not_come_back_together() {
+fn clients_do_not_reconnect_together() {
     let mut due: Vec<Duration> = (0..20)
         .map(|seed| {
             let core = Core::builder(Rng::from_entropy(seed)).build();

@@ -16,12 +16,12 @@ fn ring<const N: usize>(addresses: [&str; N]) -> CoreSim {
     CoreSim::new(&config(&json!({})), endpoints(addresses))
 }
 
-/// A hash that falls on the first entry of this endpoint.
+/// Returns a hash that falls on the first entry of this endpoint.
 fn entry_of(key: &str) -> u64 {
     hash::of_bytes(format!("{key}_0").as_bytes())
 }
 
-/// The outcome of a call that hashes to the endpoint with this key.
+/// Returns the outcome of a call that hashes to the endpoint with this key.
 fn call(sim: &mut CoreSim, key: &str) -> String {
     sim.pick_with(|call| call.with_hash(entry_of(key))).finish_ok()
 }
@@ -31,9 +31,9 @@ fn call_with_header(sim: &mut CoreSim, headers: &[(&'static str, &'static str); 
     sim.pick_call(&PickArgs::new("/test.Service/Method", entropy).with_headers(headers))
 }
 
-/// RH-1, RH-13
+/// RH-1, RH-13: config errors name the field and the expected value.
 #[test]
-fn bad_settings_are_named() {
+fn config_errors_name_the_field() {
     let cases = [
         (json!({"minRingSize": 0}), "minRingSize: must be from 1 to 8388608, found 0"),
         (json!({"max_ring_size": 0}), "maxRingSize: must be from 1 to 8388608, found 0"),
@@ -71,7 +71,7 @@ fn bad_settings_are_named() {
     }
 }
 
-/// RH-1
+/// RH-1: ring sizes are lowered to the cap.
 #[test]
 fn sizes_are_lowered_to_the_cap() {
     let sizes = |registry: Registry, settings: Value| {
@@ -96,7 +96,7 @@ fn sizes_are_lowered_to_the_cap() {
     assert_eq!(sizes(capped(0), greatest), [1, 1, 1]);
 }
 
-/// RH-3, RH-9, RH-10, RH-12
+/// RH-3, RH-9, RH-10, RH-12: an endpoint connects on the first call that hashes to it.
 #[test]
 fn endpoints_are_connected_by_the_calls_that_hash_to_them() {
     let mut sim = ring(["a", "b", "c"]);
@@ -112,13 +112,13 @@ fn endpoints_are_connected_by_the_calls_that_hash_to_them() {
     assert_eq!(sim.state(), ConnectivityState::Ready);
     assert_eq!(call(&mut sim, "b"), "b");
 
-    // Another hash waits for its own endpoint although one is ready.
+    // A call with another hash queues for its own endpoint although one is READY.
     assert_eq!(call(&mut sim, "c"), "queue");
     assert_eq!(sim.dialled(), ["c"]);
     sim.ready("c");
     assert_eq!((call(&mut sim, "c"), call(&mut sim, "b")), ("c".to_owned(), "b".to_owned()));
 
-    // A connection that is lost waits for a call again, alone or with the others.
+    // A lost connection is made again by the next call, alone or with the others.
     sim.lose("b");
     assert_eq!((sim.state(), sim.dialled()), (ConnectivityState::Ready, vec![]));
     assert_eq!(call(&mut sim, "b"), "queue");
@@ -132,7 +132,8 @@ fn endpoints_are_connected_by_the_calls_that_hash_to_them() {
     assert_eq!(sim.dialled(), ["c"]);
 }
 
-/// RH-5: one entry each, at known places; hashes above the last go to the first.
+/// RH-5: with one entry each, a hash goes to the entry at or after it. Hashes above the last entry go to the
+/// first.
 #[test]
 fn a_hash_goes_to_the_entry_at_or_after_it() {
     let settings = json!({"minRingSize": 1, "maxRingSize": 3});
@@ -150,9 +151,9 @@ fn a_hash_goes_to_the_entry_at_or_after_it() {
     assert_eq!(sim.pick_with(|call| call.with_hash(u64::MAX)).outcome(), places[0].1);
 }
 
-/// RH-10, RH-11, LBX-3: each failure brings in one more endpoint, without calls.
+/// RH-10, RH-11, LBX-3: each failure connects one more endpoint, without calls.
 #[test]
-fn failing_it_tries_one_idle_endpoint_after_the_other() {
+fn each_failure_connects_one_more_idle_endpoint() {
     let mut sim = ring(["a", "b", "c", "d"]);
     assert_eq!(call(&mut sim, "d"), "queue");
     assert_eq!(sim.dialled(), ["d"]);
@@ -160,7 +161,7 @@ fn failing_it_tries_one_idle_endpoint_after_the_other() {
     assert_eq!((sim.state(), sim.dialled()), (ConnectivityState::Connecting, vec!["a".to_owned()]));
     sim.fail("a");
     assert_eq!((sim.state(), sim.dialled()), (ConnectivityState::TransientFailure, vec!["b".to_owned()]));
-    // Those that failed try again, and count as failed meanwhile; `b` is still on its way.
+    // Failed endpoints retry and still count as failed; `b` is still CONNECTING.
     sim.advance(secs(3));
     assert_eq!(sim.state(), ConnectivityState::TransientFailure);
     let mut again = sim.dialled();
@@ -171,16 +172,16 @@ fn failing_it_tries_one_idle_endpoint_after_the_other() {
     assert_eq!(call(&mut sim, "b"), "b");
 }
 
-/// RH-10
+/// RH-10: calls skip endpoints in TRANSIENT_FAILURE and fail if all are.
 #[test]
-fn calls_pass_over_failed_endpoints_and_fail_when_all_have() {
+fn calls_skip_failed_endpoints_and_fail_if_all_have_failed() {
     let settings = json!({"minRingSize": 1, "maxRingSize": 3});
     let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"]));
     let mut order = ["a", "b", "c"];
     order.sort_unstable_by_key(|key| entry_of(key));
     let [first, second, third] = order;
 
-    // The next on the ring takes the calls of one that failed.
+    // The next endpoint on the ring takes the calls of a failed one.
     sim.down(first);
     sim.up(second);
     sim.up(third);
@@ -209,9 +210,9 @@ fn calls_pass_over_failed_endpoints_and_fail_when_all_have() {
     assert_eq!(failed.status().unwrap().message(), format!("{first}: {first} refused (node n1)"));
 }
 
-/// RH-10: a ring of 4096 entries that all failed costs a lookup, not a walk.
+/// RH-10: if all endpoints failed, a pick on a ring of 4096 entries is one lookup, not a walk.
 #[test]
-fn a_large_ring_that_failed_answers_at_once() {
+fn a_pick_on_a_large_failed_ring_is_one_lookup() {
     let settings = json!({"minRingSize": 4096});
     let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"]));
     for key in ["a", "b", "c"] {
@@ -227,9 +228,9 @@ fn a_large_ring_that_failed_answers_at_once() {
     }
 }
 
-/// RH-11: the endpoint that was on its way is removed; another takes its place.
+/// RH-11: if the CONNECTING endpoint is removed, another one connects.
 #[test]
-fn an_update_that_removes_the_one_on_its_way_starts_another() {
+fn removing_the_connecting_endpoint_connects_another() {
     let mut sim = ring(["a", "b", "c"]);
     call(&mut sim, "a");
     sim.fail("a");
@@ -238,9 +239,10 @@ fn an_update_that_removes_the_one_on_its_way_starts_another() {
     assert_eq!((sim.dialled(), sim.closed()), (vec!["c".to_owned()], vec!["b".to_owned()]));
 }
 
-/// RH-9: a lone endpoint that failed is a failure; that an application asks to connect starts one endpoint, not all.
+/// RH-9: a connection request of the application connects one endpoint, not all. If the only endpoint failed,
+/// the state is TRANSIENT_FAILURE.
 #[test]
-fn one_endpoint_is_connected_when_the_application_asks() {
+fn a_connection_request_connects_one_endpoint() {
     let mut sim = ring(["a", "b", "c"]);
     sim.handle(LbEvent::ExitIdle);
     assert_eq!(sim.dialled(), ["a"]);
@@ -254,9 +256,9 @@ fn one_endpoint_is_connected_when_the_application_asks() {
     assert_eq!(sim.state(), ConnectivityState::TransientFailure);
 }
 
-/// An application may ask before anything is known: it counts once there are endpoints, and only then.
+/// A connection request before the first config applies once there are endpoints, and only once.
 #[test]
-fn asking_to_connect_before_there_is_a_config_is_not_forgotten() {
+fn a_connection_request_before_the_config_is_kept() {
     let mut core = Core::builder(Rng::fixed(1)).build();
     core.handle(LbEvent::ExitIdle, Instant::ORIGIN);
     core.reconcile(Instant::ORIGIN);
@@ -265,10 +267,10 @@ fn asking_to_connect_before_there_is_a_config_is_not_forgotten() {
     assert_eq!(sim.dialled(), ["a"]);
     sim.ready("a");
     sim.lose("a");
-    assert!(sim.dialled().is_empty(), "asked once");
+    assert!(sim.dialled().is_empty(), "the request applied once");
 }
 
-/// RH-13
+/// RH-13: the configured request header is hashed.
 #[test]
 fn the_request_header_is_hashed() {
     let settings = json!({"requestHashHeader": "X-User"});
@@ -278,35 +280,35 @@ fn the_request_header_is_hashed() {
     }
     assert_eq!(call_with_header(&mut sim, &[("x-user", "a_0")]).outcome(), "a");
     assert_eq!(call_with_header(&mut sim, &[("x-user", "b_0")]).outcome(), "b");
-    // Several values are joined by commas; the route's hash does not count.
+    // Several values are joined by commas. The hash of the route is ignored.
     sim.endpoints(Endpoints::list([Endpoint::at("a").with_metadata(HASH_KEY, "x,y"), Endpoint::at("b")]));
     let headers = [("x-user", "x"), ("x-user", "y_0")];
     let call = PickArgs::new("/a/b", 1).with_headers(&headers).with_hash(entry_of("b"));
     assert_eq!(sim.pick_call(&call).outcome(), "a");
 }
 
-/// RH-13: without the header any ready endpoint will do; at most one idle one is woken on the way, and only if none is
-/// connecting.
+/// RH-13: without the header a call goes to any READY endpoint. A pick connects at most one IDLE endpoint,
+/// and only if none is CONNECTING.
 #[test]
-fn without_the_header_calls_spread_and_wake_one_endpoint_at_a_time() {
+fn without_the_header_calls_spread_and_connect_one_endpoint_at_a_time() {
     let settings = json!({"request_hash_header": "x-user"});
     let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
     assert_eq!(sim.picks(1), ["queue"]);
     let first = sim.dialled();
     assert_eq!(first.len(), 1);
-    // One is connecting: nobody else is woken, whatever the calls draw.
+    // One endpoint is CONNECTING, so no other one is connected, whatever the calls draw.
     assert_eq!(sim.shares(50).into_iter().collect::<Vec<_>>(), [("queue".to_owned(), 50)]);
     assert!(sim.dialled().is_empty());
 
-    // From now on nobody waits: calls go to those that are ready, and wake the others one by one.
+    // From here on no call queues. Calls go to READY endpoints and connect the others one by one.
     sim.ready(&first[0]);
     let mut ready = first;
     for _ in 0..3 {
-        let woken = |sim: &mut CoreSim| {
+        let connected = |sim: &mut CoreSim| {
             assert!(ready.contains(&sim.pick().finish_ok()));
             Some(sim.dialled()).filter(|dialled| !dialled.is_empty())
         };
-        let [next] = (0..1000).find_map(|_| woken(&mut sim)).unwrap().try_into().unwrap();
+        let [next] = (0..1000).find_map(|_| connected(&mut sim)).unwrap().try_into().unwrap();
         assert!(sim.picks(50).iter().all(|outcome| ready.contains(outcome)));
         assert!(sim.dialled().is_empty());
         sim.ready(&next);
@@ -316,15 +318,15 @@ fn without_the_header_calls_spread_and_wake_one_endpoint_at_a_time() {
     assert_eq!(ready, ["a", "b", "c", "d"]);
     let shares = sim.shares(4000);
     assert!(shares.values().all(|n| (700..1300).contains(n)), "{shares:?}");
-    // An empty value is no value.
+    // An empty value counts as a missing header.
     let spread: std::collections::BTreeSet<_> =
         (0..50).map(|_| call_with_header(&mut sim, &[("x-user", "")]).finish_ok()).collect();
     assert_eq!(spread.len(), 4);
 }
 
-/// RH-13: where all have failed, so does a call without the header.
+/// RH-13: if all endpoints failed, a call without the header fails.
 #[test]
-fn without_the_header_calls_fail_when_all_have() {
+fn without_the_header_calls_fail_if_all_have_failed() {
     let settings = json!({"requestHashHeader": "x-user"});
     let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b"]));
     sim.down("a");
@@ -333,7 +335,7 @@ fn without_the_header_calls_fail_when_all_have() {
     assert_eq!(sim.state(), ConnectivityState::TransientFailure);
 }
 
-/// RH-14
+/// RH-14: without a hash and without a configured header, calls fail.
 #[test]
 fn without_a_hash_and_without_a_header_calls_fail() {
     let mut sim = ring(["a"]).all_up();
@@ -343,9 +345,10 @@ fn without_a_hash_and_without_a_header_calls_fail() {
     assert!(sim.dialled().is_empty());
 }
 
-/// RH-15, RH-3: an endpoint is where its key says, and moves with it; its connection stays.
+/// RH-15, RH-3: the hash key determines the position of an endpoint on the ring. A changed key moves it and
+/// keeps its connection.
 #[test]
-fn the_hash_key_places_an_endpoint() {
+fn the_hash_key_determines_the_position() {
     let keyed = |key: Value| {
         Endpoints::list([
             Endpoint::at("a").with_metadata(HASH_KEY, key),
@@ -364,13 +367,13 @@ fn the_hash_key_places_an_endpoint() {
     };
     placed(json!("pod-0"), &[("pod-0", "a"), ("b", "b"), ("c", "c")]);
     placed(json!("pod-1"), &[("pod-1", "a"), ("b", "b")]);
-    // Empty, absent or not a string: the first address counts.
+    // If the key is empty, missing or not a string, the first address is hashed.
     for key in [json!(""), json!(7), json!(null)] {
         placed(key, &[("a", "a"), ("b", "b")]);
     }
 }
 
-/// RH-16: of 20 endpoints with an entry each one goes; only its keys move.
+/// RH-16: one of 20 endpoints is removed, and only its keys move.
 #[test]
 fn removing_an_endpoint_moves_only_its_calls() {
     let names: Vec<String> = (0..20).map(|i| format!("e{i}")).collect();
@@ -379,7 +382,7 @@ fn removing_an_endpoint_moves_only_its_calls() {
         Endpoints::list(kept.map(|(_, name)| Endpoint::at(name.as_str())).collect::<Vec<_>>())
     };
     let mut sim = CoreSim::new(&config(&json!({"minRingSize": 10})), list(None)).all_up();
-    let where_all_go = |sim: &mut CoreSim| -> Vec<String> {
+    let endpoint_of_each_hash = |sim: &mut CoreSim| -> Vec<String> {
         let hashes = (0..500u64).map(|i| hash::of_bytes(&i.to_le_bytes()));
         hashes
             .map(|hash| {
@@ -388,18 +391,18 @@ fn removing_an_endpoint_moves_only_its_calls() {
             })
             .collect()
     };
-    let before = where_all_go(&mut sim);
+    let before = endpoint_of_each_hash(&mut sim);
     sim.endpoints(list(Some(7)));
-    let after = where_all_go(&mut sim);
+    let after = endpoint_of_each_hash(&mut sim);
     assert!(before.contains(&"e7".to_owned()) && !after.contains(&"e7".to_owned()));
     for (before, after) in before.iter().zip(&after) {
         assert!(before == after || before == "e7", "{before} {after}");
     }
 }
 
-/// RH-4, RH-6, RH-16: weights count, duplicates do not, and a state change publishes a picker but no more than one.
+/// RH-4, RH-6, RH-16: weights count and duplicates do not. A state change publishes at most one picker.
 #[test]
-fn the_ring_shows_weights_and_picks() {
+fn the_description_has_weights_and_picks() {
     let settings = json!({"minRingSize": 6});
     let mut sim = CoreSim::new(&config(&settings), weighted([("a", 3), ("b", 3), ("c", 4), ("a", 100)]));
     sim.published();
@@ -421,10 +424,10 @@ fn the_ring_shows_weights_and_picks() {
     assert!((share - 1.0).abs() < 1e-9);
 }
 
-/// RH-4: endpoints without an entry get no calls and no connections, and the operator is told; so is one whose key is
-/// another's.
+/// RH-4: endpoints without an entry get no calls and no connections, with a warning. The same applies to an
+/// endpoint with the hash key of another.
 #[test]
-fn endpoints_that_no_call_can_reach_are_warned_of() {
+fn unreachable_endpoints_lead_to_a_warning() {
     let settings = json!({"minRingSize": 1, "maxRingSize": 2});
     let mut sim = CoreSim::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
     assert_eq!(
@@ -451,7 +454,7 @@ fn endpoints_that_no_call_can_reach_are_warned_of() {
     assert_eq!(call(&mut sim, "pod"), "a");
 }
 
-/// RH-9
+/// RH-9: without endpoints, calls fail.
 #[test]
 fn without_endpoints_calls_fail() {
     let mut sim = ring([]);
@@ -467,9 +470,9 @@ fn without_endpoints_calls_fail() {
     assert_eq!(call(&mut sim, "a"), "fail");
 }
 
-/// RH-12, LBX-6: an endpoint with several addresses is one place on the ring, that of its first address.
+/// RH-12, LBX-6: an endpoint with several addresses has one position on the ring, that of its first address.
 #[test]
-fn an_endpoint_with_several_addresses_is_one_place() {
+fn an_endpoint_with_several_addresses_has_one_position() {
     let list = |first, second| Endpoints::list([Endpoint::new([first, second]), Endpoint::at("b")]);
     let mut sim = CoreSim::new(&config(&json!({})), list("a", "a2"));
     call(&mut sim, "a");
@@ -477,7 +480,7 @@ fn an_endpoint_with_several_addresses_is_one_place() {
     assert_eq!(sim.dialled(), ["a", "a2"]);
     sim.ready("a2");
     assert_eq!(call(&mut sim, "a"), "a2");
-    // In another order it is the same endpoint, elsewhere on the ring.
+    // In another order it is the same endpoint at another position.
     sim.endpoints(list("a2", "a"));
     assert_eq!(call(&mut sim, "a2"), "a2");
     assert_eq!(sim.closed(), ["a"]);
@@ -487,7 +490,7 @@ fn an_endpoint_with_several_addresses_is_one_place() {
     assert_eq!((call(&mut sim, "a2"), sim.describe().picks()), ("a2".to_owned(), 1));
 }
 
-/// RH-2
+/// RH-2: XX_HASH is the only hash function.
 #[test]
 fn there_is_one_hash_function() {
     let parse = |name: &str| {

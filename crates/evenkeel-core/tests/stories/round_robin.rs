@@ -1,4 +1,4 @@
-//! `round_robin`: every endpoint in turn.
+//! `round_robin`: READY endpoints are picked in turn.
 
 use evenkeel_core::{ConnectivityState, Core, Endpoint, Endpoints, LbEvent, Registry, Rng};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ fn round_robin() -> Value {
     json!([{"round_robin": {}}])
 }
 
-/// RR-1
+/// RR-1: all endpoints are connected at once and picked in order.
 #[test]
 fn every_endpoint_in_turn() {
     let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b", "c"]));
@@ -17,9 +17,9 @@ fn every_endpoint_in_turn() {
     assert_eq!(sim.letters(7), "abcabca");
 }
 
-/// RR-1
+/// RR-1: each picker starts at a random endpoint.
 #[test]
-fn the_first_pick_is_anybodys() {
+fn the_first_pick_is_random() {
     let first = |seed| {
         let core = Core::builder(Rng::from_entropy(seed)).build();
         let sim = CoreSim::with(core, Registry::standard(), &round_robin(), endpoints(["a", "b", "c"]));
@@ -29,9 +29,9 @@ fn the_first_pick_is_anybodys() {
     assert_eq!(starts.into_iter().collect::<Vec<_>>(), ["abca", "bcab", "cabc"]);
 }
 
-/// The turn goes on where it was when an endpoint leaves, comes back, or is listed elsewhere.
+/// The rotation continues at its position if an endpoint is lost, returns or moves in the list.
 #[test]
-fn the_turn_goes_on() {
+fn the_rotation_continues() {
     let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b", "c"]));
     for address in ["a", "b", "c"] {
         sim.ready(address);
@@ -47,7 +47,7 @@ fn the_turn_goes_on() {
     assert_eq!(sim.letters(6), format!("{round}{round}"));
 }
 
-/// A connection that is made and lost before anybody has looked is made again.
+/// A connection that was lost before a pass saw it READY is made again.
 #[test]
 fn a_short_connection_is_made_again() {
     let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b"]));
@@ -56,7 +56,7 @@ fn a_short_connection_is_made_again() {
         let id = sim.find("a").unwrap();
         let now = sim.now();
         assert!(sim.core().handle(LbEvent::Connected(id), now));
-        // One that answers nothing would be paced.
+        // A connection without a response would be paced.
         assert!(sim.core().handle(LbEvent::ResponseReceived(id), now));
         sim.lose("a");
         assert_eq!(sim.dialled(), ["a"]);
@@ -66,7 +66,7 @@ fn a_short_connection_is_made_again() {
     assert_eq!(sim.letters(2), "aa");
 }
 
-/// RR-2
+/// RR-2: duplicate addresses share one connection and one turn.
 #[test]
 fn duplicates_are_one_endpoint() {
     let twice =
@@ -76,9 +76,9 @@ fn duplicates_are_one_endpoint() {
     assert_eq!(sim.letters(4), "abab");
 }
 
-/// RR-3
+/// RR-3: the state is that of the best endpoint, and TRANSIENT_FAILURE is kept until READY.
 #[test]
-fn the_state_is_that_of_the_best() {
+fn the_state_is_that_of_the_best_endpoint() {
     let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b"]));
     assert_eq!(sim.state(), ConnectivityState::Connecting);
     sim.fail("a");
@@ -95,9 +95,9 @@ fn the_state_is_that_of_the_best() {
     assert_eq!(sim.state(), ConnectivityState::Connecting, "b tries again, only a has failed");
 }
 
-/// RR-4
+/// RR-4: a lost endpoint requests re-resolution and reconnects with backoff.
 #[test]
-fn a_lost_endpoint_asks_for_addresses_and_comes_back() {
+fn a_lost_endpoint_requests_re_resolution_and_reconnects() {
     let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b"])).all_up();
     sim.dialled();
     sim.reresolutions();
@@ -112,9 +112,9 @@ fn a_lost_endpoint_asks_for_addresses_and_comes_back() {
     assert_eq!(sim.shares(10).into_values().collect::<Vec<_>>(), [5, 5]);
 }
 
-/// RR-5
+/// RR-5: calls fail with the status of the endpoint that failed last.
 #[test]
-fn calls_fail_with_the_words_of_who_failed_last() {
+fn calls_fail_with_the_status_of_the_last_failure() {
     let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b"]));
     sim.fail("b");
     sim.fail("a");
@@ -123,7 +123,7 @@ fn calls_fail_with_the_words_of_who_failed_last() {
     assert_eq!(sim.pick().status().unwrap().message(), "no endpoints");
 }
 
-/// RR-6
+/// RR-6: slow-start and locality fields of the xDS message are ignored.
 #[test]
 fn fields_of_the_xds_message_are_ignored() {
     let config = json!([{"round_robin": {"slowStartConfig": {"aggression": 2}, "localityLbConfig": {}}}]);
@@ -131,7 +131,7 @@ fn fields_of_the_xds_message_are_ignored() {
     assert_eq!(sim.letters(4), "abab");
 }
 
-/// Picks are counted for as long as the endpoint is listed, ready or not.
+/// Picks are counted as long as the endpoint is in the list, READY or not.
 #[test]
 fn picks_are_counted() {
     let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b", "c"]));
@@ -158,7 +158,7 @@ fn picks_are_counted() {
     assert_eq!(counts(&sim), [7, 13]);
 }
 
-/// An endpoint is one turn, however many addresses it has (A61).
+/// An endpoint has one turn, however many addresses it has (A61).
 #[test]
 fn addresses_of_one_endpoint_share_a_turn() {
     let list = Endpoints::list([Endpoint::new(["a", "x"]), Endpoint::at("b")]);

@@ -1,4 +1,4 @@
-//! Rules common to all policies.
+//! Requirements common to all policies.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ fn round_robin() -> Value {
     json!([{"round_robin": {}}])
 }
 
-/// LBX-1: the first registered name counts, and its config must parse.
+/// LBX-1: the first registered name is chosen, and its config must parse.
 #[test]
-fn the_first_known_policy_is_taken() {
+fn the_first_registered_policy_is_chosen() {
     let registry = Registry::standard();
     let taken = |config: Value| registry.parse(&config).map(|config| config.policy().to_owned());
-    let unknown_first = json!([{"nobody.knows": {"x": 1}}, {"round_robin": {}}, {"pick_first": {}}]);
+    let unknown_first = json!([{"unknown.Policy": {"x": 1}}, {"round_robin": {}}, {"pick_first": {}}]);
     assert_eq!(taken(unknown_first).as_deref(), Ok("round_robin"));
     let broken_first = json!([{"pick_first": {"shuffleAddressList": "maybe"}}, {"round_robin": {}}]);
-    assert!(taken(broken_first).is_err(), "a later entry does not save a broken one");
+    assert!(taken(broken_first).is_err(), "a later entry does not replace an invalid one");
     let cases = [
         (json!([]), "loadBalancingConfig: the list of policies is empty"),
         (
@@ -52,9 +52,9 @@ fn the_first_known_policy_is_taken() {
     assert!(message.len() < 3_000);
 }
 
-/// LBX-1: a back-up entry serves where the policy before it is not registered.
+/// LBX-1: a later entry is chosen if the policy before it is not registered.
 #[test]
-fn a_policy_that_was_removed_is_passed_over() {
+fn an_unregistered_policy_is_skipped() {
     let config = json!([{"weighted_round_robin": {}}, {"round_robin": {}}]);
     let mut registry = Registry::standard();
     assert_eq!(registry.parse(&config).map(|c| c.policy().to_owned()).as_deref(), Ok("weighted_round_robin"));
@@ -63,7 +63,7 @@ fn a_policy_that_was_removed_is_passed_over() {
     assert_eq!(registry.parse(&config).map(|c| c.policy().to_owned()).as_deref(), Ok("round_robin"));
 }
 
-/// LBX-1, LBX-2: whole service configs.
+/// LBX-1, LBX-2: a service config names a policy in one of two fields.
 #[test]
 fn service_configs_name_a_policy_in_two_ways() {
     let registry = Registry::standard();
@@ -84,9 +84,10 @@ fn service_configs_name_a_policy_in_two_ways() {
     }
 }
 
-/// LBX-3, LBX-4: any READY wins, then CONNECTING; what failed counts as failed until it is ready.
+/// LBX-3, LBX-4: any READY wins, then CONNECTING. An endpoint that reported TRANSIENT_FAILURE counts as
+/// failed until it is READY.
 #[test]
-fn states_are_summed_up() {
+fn states_are_aggregated() {
     let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b"]));
     assert_eq!(sim.state(), ConnectivityState::Connecting);
     sim.fail("a");
@@ -102,7 +103,7 @@ fn states_are_summed_up() {
     assert_eq!(sim.state(), ConnectivityState::Connecting, "b was ready: it may connect again");
 }
 
-/// LBX-5: what is idle is connected at once.
+/// LBX-5: IDLE endpoints are connected at once.
 #[test]
 fn idle_endpoints_are_connected_at_once() {
     for policy in
@@ -115,7 +116,7 @@ fn idle_endpoints_are_connected_at_once() {
     }
 }
 
-/// LBX-6: the same addresses in another order are the same endpoint; the new order is used for the next connection.
+/// LBX-6: the same addresses in another order are the same endpoint. The next connection uses the new order.
 #[test]
 fn an_endpoint_is_its_set_of_addresses() {
     let list = |addresses: [&str; 2]| Endpoints::list([Endpoint::new(addresses).with_weight(1)]);
@@ -128,7 +129,7 @@ fn an_endpoint_is_its_set_of_addresses() {
     assert_eq!(sim.dialled(), ["b"]);
 }
 
-/// LBX-8: reserved codes become INTERNAL, with the original in the text.
+/// LBX-8: reserved status codes become INTERNAL, with the original code in the message.
 #[test]
 fn reserved_codes_do_not_reach_calls() {
     use Code::*;
@@ -147,7 +148,7 @@ fn reserved_codes_do_not_reach_calls() {
     ];
     for (code, drop) in reserved.into_iter().chain(allowed).flat_map(|code| [(code, false), (code, true)]) {
         let mut sim = scripted(Script {
-            answer: move || {
+            result: move || {
                 if drop { PickResult::Drop(status(code)) } else { PickResult::Fail(status(code)) }
             },
         });
@@ -164,7 +165,7 @@ fn reserved_codes_do_not_reach_calls() {
     }
 }
 
-/// LBX-9: failures carry the resolver's note, also when only the note changes.
+/// LBX-9: failures carry the resolution note, also if only the note changes.
 #[test]
 fn failures_carry_the_resolution_note() {
     for policy in ["pick_first", "round_robin"] {
@@ -179,25 +180,25 @@ fn failures_carry_the_resolution_note() {
     }
 }
 
-/// LBX-10
+/// LBX-10: a picker in TRANSIENT_FAILURE queues wait-for-ready calls and fails others. A drop fails both.
 #[test]
 fn waiting_calls_queue_where_others_fail_but_drops_hit_all() {
     let mut failing = CoreSim::new(&round_robin(), Endpoints::none());
     assert_eq!(failing.pick().outcome(), "fail");
     assert_eq!(failing.pick_waiting().outcome(), "queue");
-    let mut dropping = scripted(Script { answer: || PickResult::Drop(status(Code::Unavailable)) });
+    let mut dropping = scripted(Script { result: || PickResult::Drop(status(Code::Unavailable)) });
     assert_eq!(dropping.pick_waiting().outcome(), "drop");
 }
 
-/// LBX-11: however many children change, one picker is published.
+/// LBX-11: one update publishes one picker, however many children change.
 #[test]
 fn one_update_publishes_one_picker() {
     let mut sim = CoreSim::new(&round_robin(), endpoints(["a", "b", "c"])).all_up();
     sim.published();
     sim.endpoints(endpoints(["b", "c", "d", "e"]));
-    assert_eq!(sim.published(), 2, "one without a, one with d and e, which answered after the first pass");
+    assert_eq!(sim.published(), 2, "one without a, one with d and e, which connected after the first pass");
     sim.endpoints(endpoints(["b", "c", "d", "e"]));
-    assert_eq!(sim.published(), 0, "nothing changed for those who pick");
+    assert_eq!(sim.published(), 0, "nothing changed for picks");
 }
 
 /// LBX-12: the old policy serves until the new one leaves CONNECTING.
@@ -218,7 +219,8 @@ fn a_change_of_policy_is_graceful() {
     assert_eq!((sim.dialled().len(), sim.closed().len()), (0, 0), "the connection is taken over");
 }
 
-/// LBX-12: or until the old one leaves READY; a second change replaces the one that waits.
+/// LBX-12: the switch also happens when the old policy leaves READY. A second change replaces the pending
+/// policy.
 #[test]
 fn a_lost_connection_ends_the_wait_for_the_new_policy() {
     let mut sim = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["a"]));
@@ -233,12 +235,12 @@ fn a_lost_connection_ends_the_wait_for_the_new_policy() {
     assert_eq!(sim.picks(1), ["c"]);
 }
 
-/// Trackers are told once: when the call ends, when it is dropped, when the pick was not used.
+/// A tracker is notified once: when the call finishes, when it is dropped, or when the pick is unsent.
 #[test]
-fn trackers_are_told_exactly_once() {
+fn trackers_are_notified_exactly_once() {
     #[derive(Default)]
-    struct Told(AtomicUsize, AtomicUsize, AtomicUsize);
-    impl CallTracker for Told {
+    struct NotificationCounts(AtomicUsize, AtomicUsize, AtomicUsize);
+    impl CallTracker for NotificationCounts {
         fn finished(&self, end: &CallOutcome<'_>) {
             let count = match end {
                 CallOutcome::Finished { .. } => &self.0,
@@ -248,11 +250,11 @@ fn trackers_are_told_exactly_once() {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
-    let told: Vec<Arc<Told>> = (0..5).map(|_| Arc::default()).collect();
+    let counts: Vec<Arc<NotificationCounts>> = (0..5).map(|_| Arc::default()).collect();
     let trackers = || {
         let mut trackers = CallTrackers::none();
-        for told in &told {
-            trackers.push(told.clone());
+        for count in &counts {
+            trackers.push(count.clone());
         }
         trackers
     };
@@ -260,15 +262,15 @@ fn trackers_are_told_exactly_once() {
     trackers().finish(&end);
     drop(trackers());
     trackers().finish(&CallOutcome::Unsent);
-    for told in &told {
-        let counts = [&told.0, &told.1, &told.2].map(|count| count.load(Ordering::Relaxed));
-        assert_eq!((counts, Arc::strong_count(told)), ([1, 1, 1], 1));
+    for count in &counts {
+        let notified = [&count.0, &count.1, &count.2].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!((notified, Arc::strong_count(count)), ([1, 1, 1], 1));
     }
 }
 
-/// A pass runs the policies that something changed for, and those above them; an idle pass runs nobody.
+/// A pass reconciles the policies with changes and their parents. A pass without changes reconciles none.
 #[test]
-fn only_what_changed_runs() {
+fn only_changed_policies_are_reconciled() {
     let runs: [Arc<AtomicUsize>; 2] = Default::default();
     let mut registry = Registry::standard();
     for (name, runs) in ["one", "two"].into_iter().zip(runs.clone()) {
@@ -306,7 +308,7 @@ fn only_what_changed_runs() {
     expect(&mut core, 1, 1);
 }
 
-/// A driver may own a core in any task; pickers are asked from all of them.
+/// A core can be moved between tasks, and pickers can be shared by all of them.
 #[test]
 fn a_core_can_move_and_pickers_can_be_shared() {
     fn moves<T: Send + 'static>() {}
@@ -323,15 +325,15 @@ fn status(code: Code) -> Status {
     Status::new(code, "because")
 }
 
-/// A policy whose picker answers what the test says.
+/// Script of a test policy; `result` computes the result of each pick.
 #[derive(Clone)]
 struct Script<F> {
-    answer: F,
+    result: F,
 }
 
 struct Scripted<F> {
     script: Script<F>,
-    shown: CachedState<()>,
+    state: CachedState<()>,
 }
 
 impl<F: Fn() -> PickResult + Clone + Send + Sync + 'static> Policy for Scripted<F> {
@@ -343,7 +345,7 @@ impl<F: Fn() -> PickResult + Clone + Send + Sync + 'static> Policy for Scripted<
 
     fn reconcile(&mut self, (): &(), _: &Endpoints, _: &mut Cx<'_>) -> LbState {
         let script = self.script.clone();
-        self.shown.get_or_build((), |()| LbState::new(ConnectivityState::TransientFailure, script))
+        self.state.get_or_build((), |()| LbState::new(ConnectivityState::TransientFailure, script))
     }
 
     fn describe(&self, _: &DescribeCx<'_>) -> Description {
@@ -353,7 +355,7 @@ impl<F: Fn() -> PickResult + Clone + Send + Sync + 'static> Policy for Scripted<
 
 impl<F: Fn() -> PickResult + Send + Sync> Picker for Script<F> {
     fn pick(&self, _: &PickArgs<'_>) -> PickResult {
-        (self.answer)()
+        (self.result)()
     }
 }
 
@@ -361,7 +363,7 @@ fn scripted<F: Fn() -> PickResult + Clone + Send + Sync + 'static>(script: Scrip
     let mut registry = Registry::standard();
     registry.register_with("scripted", move || Scripted {
         script: script.clone(),
-        shown: CachedState::default(),
+        state: CachedState::default(),
     });
     CoreSim::with(
         Core::builder(Rng::fixed(1)).build(),
@@ -371,10 +373,10 @@ fn scripted<F: Fn() -> PickResult + Clone + Send + Sync + 'static>(script: Scrip
     )
 }
 
-/// Where many endpoints come at once, some connections are begun at a time: a pass says that the next is due right away, and
-/// calls go to the first that answers. All are begun in the end.
+/// With many new endpoints, each pass starts a limited number of attempts and is due again at once. Calls go
+/// to the first READY endpoint, and all attempts are started in the end.
 #[test]
-fn many_connections_are_begun_in_parts() {
+fn many_connections_are_started_in_batches() {
     let names: Vec<String> = (0..1_000).map(|i| format!("e{i}")).collect();
     let config = Registry::standard().parse(&json!([{"round_robin": {}}])).expect("valid");
     let mut core = Core::builder(Rng::fixed(1)).build();
@@ -403,9 +405,10 @@ fn many_connections_are_begun_in_parts() {
     assert_eq!((dialled.len(), passes), (names.len(), 4));
 }
 
-/// Of many that went, some are closed in each pass, which is due again at once; one that comes back before its turn stays.
+/// With many removed endpoints, each pass closes a limited number of connections and is due again at once. An
+/// endpoint that is re-added before its turn keeps its connection.
 #[test]
-fn what_went_is_closed_in_parts() {
+fn removed_connections_are_closed_in_batches() {
     let now = Instant::ORIGIN;
     let config = Registry::standard().parse(&round_robin()).expect("the config parses");
     let names: Vec<String> = (0..1_000).map(|i| format!("e{i}")).collect();
@@ -452,9 +455,9 @@ fn what_went_is_closed_in_parts() {
     assert_eq!(gone, expected);
 }
 
-/// A policy that follows another takes over all of its connections, however many they are: none is let go and made again.
+/// A new policy takes over all connections of the old one. None is closed and opened again.
 #[test]
-fn connections_that_are_there_are_taken_over_at_once() {
+fn existing_connections_are_taken_over_at_once() {
     let names: Vec<String> = (0..1_000).map(|i| format!("e{i}")).collect();
     let list = Endpoints::distinct(names.iter().map(|name| Endpoint::at(&**name)));
     let mut sim = CoreSim::new(&json!([{"round_robin": {}}]), list).all_up();
@@ -464,14 +467,14 @@ fn connections_that_are_there_are_taken_over_at_once() {
     assert_eq!(sim.state(), ConnectivityState::Ready);
 }
 
-/// Wraps a policy and counts its own runs.
+/// Test policy that wraps a child and counts its own passes.
 #[derive(Default)]
-struct Above {
+struct CountingParent {
     child: ChildPolicy,
     runs: usize,
 }
 
-impl Policy for Above {
+impl Policy for CountingParent {
     type Config = LbConfig;
 
     fn parse(fields: &ConfigFields<'_>) -> Result<LbConfig, ConfigError> {
@@ -483,17 +486,17 @@ impl Policy for Above {
         self.child.reconcile(config, endpoints, cx)
     }
 
-    fn describe(&self, look: &DescribeCx<'_>) -> Description {
-        Description::new().detail("runs", self.runs).child("child", self.child.describe(look))
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        Description::new().detail("runs", self.runs).child("child", self.child.describe(cx))
     }
 }
 
-/// A policy from outside the crate runs whenever its child ran, also if the child's state stayed the same.
+/// A custom policy is reconciled whenever its child was, also if the child's state is unchanged.
 #[test]
-fn a_custom_policy_runs_whenever_its_child_ran() {
+fn a_custom_policy_is_reconciled_with_its_child() {
     let mut registry = Registry::standard();
-    registry.register::<Above>("above");
-    let config = json!([{ "above": { "childPolicy": [{"weighted_round_robin": {}}] }}]);
+    registry.register::<CountingParent>("counting_parent");
+    let config = json!([{ "counting_parent": { "childPolicy": [{"weighted_round_robin": {}}] }}]);
     let config = registry.parse(&config).expect("the config parses");
     let mut core = Core::builder(Rng::fixed(1)).build();
     let mut now = Instant::ORIGIN;
@@ -505,22 +508,22 @@ fn a_custom_policy_runs_whenever_its_child_ran() {
     let pass = core.reconcile(now);
     assert_eq!(pass.connectivity, ConnectivityState::Ready);
     let picker = pass.picker.expect("there is something to pick from");
-    let look = |core: &Core| {
+    let counters = |core: &Core| {
         let tree = core.describe().expect("it ran");
         let count =
             |details: &serde_json::Map<_, Value>, name: &str| details[name].as_u64().expect("a count");
         (count(&tree.details, "runs"), count(&tree.children[0].1.details, "rr_fallback"))
     };
     for _ in 0..3 {
-        let (runs, updates) = look(&core);
-        // Weights are looked up while calls are picked.
+        let (runs, updates) = counters(&core);
+        // Weights are only updated while calls are picked.
         drop(picker.pick(&evenkeel_core::PickArgs::new("/test.Service/Method", 0)));
         now += secs(1);
         assert!(core.reconcile(now).picker.is_none());
-        assert_eq!(look(&core), (runs + 1, updates + 1));
+        assert_eq!(counters(&core), (runs + 1, updates + 1));
     }
-    let (runs, _) = look(&core);
+    let (runs, _) = counters(&core);
     core.handle(LbEvent::Disconnected(dialled[0], Status::unavailable("gone")), now);
     assert!(core.reconcile(now).picker.is_some());
-    assert_eq!(look(&core).0, runs + 1);
+    assert_eq!(counters(&core).0, runs + 1);
 }

@@ -1,6 +1,6 @@
-//! A policy that does what its config says: its state is given, and every call that is picked fails with its name. Shows
-//! what the policies above make of their children. Its description says what it was given, and how many times other
-//! endpoints came.
+//! Test policy with a configured state, whose picker fails every call with the configured name. It shows how
+//! parent policies aggregate their children. Its description has the locality, the addresses and the number
+//! of endpoint updates it received.
 
 use evenkeel_core::{
     ConfigError, ConfigFields, ConnectivityState, Cx, DescribeCx, Description, Endpoints, LbState, PickArgs,
@@ -9,10 +9,10 @@ use evenkeel_core::{
 use serde_json::{Value, json};
 use testkit::{CoreSim, Picked};
 
-/// The policy; registered as `scripted`.
+/// Policy registered as `scripted`.
 #[derive(Default)]
 pub(crate) struct Scripted {
-    shown: Option<(String, LbState)>,
+    published: Option<(String, LbState)>,
     locality: Option<String>,
     endpoints: Option<Endpoints>,
     updates: usize,
@@ -37,11 +37,11 @@ impl Policy for Scripted {
             self.endpoints = Some(endpoints.clone());
             self.updates += 1;
         }
-        match &self.shown {
-            Some((last, shown)) if last == name && shown.connectivity == *state => shown.clone(),
+        match &self.published {
+            Some((last, lb_state)) if last == name && lb_state.connectivity == *state => lb_state.clone(),
             _ => {
-                let shown = LbState::new(*state, Saying(Status::unavailable(name.as_str())));
-                self.shown.insert((name.clone(), shown)).1.clone()
+                let lb_state = LbState::new(*state, FailWithName(Status::unavailable(name.as_str())));
+                self.published.insert((name.clone(), lb_state)).1.clone()
             }
         }
     }
@@ -56,33 +56,33 @@ impl Policy for Scripted {
     }
 }
 
-struct Saying(Status);
+struct FailWithName(Status);
 
-impl Picker for Saying {
+impl Picker for FailWithName {
     fn pick(&self, _: &PickArgs<'_>) -> PickResult {
         PickResult::Fail(self.0.clone())
     }
 }
 
-/// All policies, and this one.
+/// Returns a registry with all standard policies and this one.
 pub(crate) fn registry() -> Registry {
     let mut registry = Registry::standard();
     registry.register::<Scripted>("scripted");
     registry
 }
 
-/// A world with this one among its policies.
+/// Returns a simulation whose registry has this policy.
 pub(crate) fn sim(config: &Value, endpoints: Endpoints) -> CoreSim {
     let core = evenkeel_core::Core::builder(evenkeel_core::Rng::fixed(1)).build();
     CoreSim::with(core, registry(), config, endpoints)
 }
 
-/// The policy in a state.
+/// Config of this policy with a name and a state.
 pub(crate) fn scripted(name: &str, state: ConnectivityState) -> Value {
     json!([{"scripted": {"name": name, "state": state}}])
 }
 
-/// Which child answered a call: its name, or `queue`.
-pub(crate) fn said(picked: &Picked) -> String {
+/// Returns the name of the child that failed the call, or the outcome such as `queue`.
+pub(crate) fn picked_child(picked: &Picked) -> String {
     picked.status().map_or_else(|| picked.outcome(), |status| status.message().to_owned())
 }

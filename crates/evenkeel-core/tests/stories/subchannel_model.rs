@@ -1,4 +1,4 @@
-//! The subchannel's states against a model, under generated events.
+//! Subchannel states, compared with a model under generated events.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use testkit::endpoints;
 enum Step {
     Connected,
     Failed,
-    Answered,
+    Responded,
     Lost,
-    Wanted,
+    Requested,
     Load,
     Wait(u64),
 }
@@ -25,16 +25,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         2 => Just(Step::Connected),
         4 => Just(Step::Failed),
-        1 => Just(Step::Answered),
+        1 => Just(Step::Responded),
         2 => Just(Step::Lost),
-        1 => Just(Step::Wanted),
+        1 => Just(Step::Requested),
         1 => Just(Step::Load),
         4 => prop_oneof![Just(1u64), Just(500), Just(1_600), Just(30_000), Just(121_000)].prop_map(Step::Wait),
     ];
     proptest::collection::vec(step, 1..80)
 }
 
-/// The states as gRPC's connection back-off document has them, with one policy that always wants a connection.
+/// Subchannel states of gRPC's connection backoff document, with one policy that always requests a
+/// connection.
 #[derive(Debug)]
 struct Model {
     state: ConnectivityState,
@@ -42,10 +43,10 @@ struct Model {
     failures_in_row: i32,
     until: u64,
     opened: u64,
-    answered: bool,
-    /// Number of connections in a row that ended within a second and answered nothing.
+    responded: bool,
+    /// Number of consecutive connections that ended within a second and without a response.
     fruitless: u32,
-    /// CONNECTING, and the attempt begins at this time.
+    /// Time at which a paced attempt begins; the state is CONNECTING until then.
     paced_until: Option<u64>,
 }
 
@@ -60,7 +61,7 @@ impl Model {
     }
 
     fn lose(&mut self, now: u64) {
-        let is_fruitless = !self.answered && now < self.opened + 1_000_000_000;
+        let is_fruitless = !self.responded && now < self.opened + 1_000_000_000;
         self.fruitless = if is_fruitless { self.fruitless + 1 } else { 0 };
         self.connect(now);
         self.paced_until = (self.fruitless > 1).then_some(self.opened + 1_000_000_000);
@@ -90,7 +91,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// PF-10
+    /// PF-10: after every event the subchannel has the state and the retry time of the model.
     #[test]
     fn follows_the_model(steps in steps()) {
         let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
@@ -100,7 +101,7 @@ proptest! {
         let mut now = 0;
         let mut model = Model {
             state: ConnectivityState::Connecting, started: 0, failures_in_row: 0, until: 0,
-            opened: 0, answered: false, fruitless: 0, paced_until: None,
+            opened: 0, responded: false, fruitless: 0, paced_until: None,
         };
         let id = pass(&mut core, now).expect("a is dialled at once");
         for step in steps {
@@ -109,9 +110,9 @@ proptest! {
             let (news, expected) = match step {
                 Step::Connected => (core.handle(LbEvent::Connected(id), at), model.is_under_way()),
                 Step::Failed => (core.handle(LbEvent::ConnectFailed(id, error), at), model.is_under_way()),
-                Step::Answered => (core.handle(LbEvent::ResponseReceived(id), at), model.state == ConnectivityState::Ready),
+                Step::Responded => (core.handle(LbEvent::ResponseReceived(id), at), model.state == ConnectivityState::Ready),
                 Step::Lost => (core.handle(LbEvent::Disconnected(id, error), at), model.state == ConnectivityState::Ready),
-                Step::Wanted => (core.handle(LbEvent::Connect(id), at), true),
+                Step::Requested => (core.handle(LbEvent::Connect(id), at), true),
                 Step::Load => (core.handle(LbEvent::Load(id, LoadReport::default()), at), true),
                 Step::Wait(millis) => {
                     now += Duration::from_millis(millis).as_nanos() as u64;
@@ -123,9 +124,9 @@ proptest! {
                 (Step::Connected, true) => {
                     model.state = ConnectivityState::Ready;
                     model.failures_in_row = 0;
-                    (model.opened, model.answered) = (now, false);
+                    (model.opened, model.responded) = (now, false);
                 }
-                (Step::Answered, true) => model.answered = true,
+                (Step::Responded, true) => model.responded = true,
                 (Step::Failed, true) => model.fail(now),
                 (Step::Lost, true) => model.lose(now),
                 _ => {}
@@ -142,7 +143,7 @@ proptest! {
     }
 }
 
-/// One pass; answers the subchannel if it was dialled.
+/// Runs one pass and returns the subchannel if it was dialled.
 fn pass(core: &mut Core, now: u64) -> Option<SubchannelId> {
     let effects = core.reconcile(Instant::from_nanos(now)).effects;
     effects.iter().find_map(|effect| match effect {

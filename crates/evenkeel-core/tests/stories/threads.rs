@@ -1,6 +1,6 @@
-//! Pickers under many threads.
+//! Pickers under concurrent picks of many threads.
 
-#![expect(clippy::disallowed_methods, reason = "these stories are about threads")]
+#![expect(clippy::disallowed_methods, reason = "these tests are about threads")]
 
 use std::collections::HashSet;
 use std::sync::RwLock;
@@ -10,10 +10,10 @@ use evenkeel_core::{CallOutcome, Code, Instant, LoadReport, PickArgs, PickResult
 use serde_json::json;
 use testkit::{CoreSim, secs, weighted};
 
-/// fault 67: pickers are swapped while 64 threads pick, ten million times in all. Every pick is one that the picker may
-/// give, and everything that was started is told its end.
+/// fault 67: pickers are replaced while 64 threads pick ten million times in total. Every pick is a valid one
+/// of its picker, and every tracker that was started is finished.
 #[test]
-fn pickers_are_swapped_under_64_threads() {
+fn pickers_are_replaced_under_64_threads() {
     const THREADS: u64 = 64;
     const PICKS: u64 = 10_000_000;
     const SWAPS: u32 = 50;
@@ -56,7 +56,8 @@ fn pickers_are_swapped_under_64_threads() {
         while swaps < SWAPS || picks.load(Ordering::Relaxed) < PICKS {
             swaps += 1;
             sim.endpoints(weighted([("a", 1 + swaps % 7), ("b", 2), ("c", 3), ("d", 4)]));
-            // The other threads still pick from the order before. An unused order would be dormant, and wake between two passes.
+            // The other threads still pick from the previous schedule. An unused schedule would be dormant
+            // and wake between two passes.
             assert!(matches!(sim.picker().pick(&PickArgs::new("/a/b", 0)), PickResult::Complete(..)));
             sim.advance(secs(1));
             *current.write().expect("no thread panics") = sim.picker();

@@ -1,4 +1,5 @@
-//! Connections by the means of their clusters: never shared with other means, and kept while the means stay the same.
+//! Transport parameters of clusters: connections with different parameters are never shared, and equal
+//! parameters keep connections.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use serde_json::{Value, json};
 
 use crate::discovered::{Discovered, eds, lb_policy, set};
 
-/// A core that heeds means, with what it dialled and closed: addresses, with the means behind them.
+/// A core with per-cluster transports, with the connections it dialled and closed: addresses followed by
+/// transport parameters.
 struct Run {
     core: Core,
     config: Value,
@@ -28,7 +30,7 @@ impl Run {
         Run::of(Core::builder(Rng::fixed(1)).per_cluster_transport(true).build(), clusters, discovered)
     }
 
-    /// A cluster manager over these clusters.
+    /// Runs a core with a cluster manager over these clusters.
     fn of(core: Core, clusters: &[&str], discovered: &Discovered) -> Run {
         let child = |name: &&str| {
             let config = json!({"childPolicy": [{"cds_experimental": {"cluster": name}}]});
@@ -58,10 +60,10 @@ impl Run {
             match effect {
                 LbEffect::Connect { id, address, .. } => {
                     let transport = self.core.subchannel(id).and_then(|dialled| dialled.transport().cloned());
-                    let shown =
+                    let connection =
                         transport.map_or(address.to_string(), |transport| format!("{address} {transport:?}"));
-                    self.live.insert(id, shown.clone());
-                    self.dialled.push(shown);
+                    self.live.insert(id, connection.clone());
+                    self.dialled.push(connection);
                 }
                 LbEffect::Close { id } => self.closed.extend(self.live.remove(&id)),
                 _ => {}
@@ -69,7 +71,7 @@ impl Run {
         }
     }
 
-    /// Everything that is dialled answers.
+    /// Completes every connection attempt.
     fn all_up(&mut self) {
         for id in self.live.keys() {
             self.core.handle(LbEvent::Connected(*id), Instant::ORIGIN);
@@ -87,9 +89,9 @@ impl Run {
         std::mem::take(&mut self.closed)
     }
 
-    /// Where calls to a cluster go, each place once; nowhere while they wait.
+    /// Returns the connections that calls to a cluster go to, each once; none while calls queue.
     fn picks(&self, cluster: &str) -> Vec<&str> {
-        let mut places: Vec<&str> = (0..64)
+        let mut connections: Vec<&str> = (0..64)
             .filter_map(|n| {
                 let call = PickArgs::new("/a/b", n << 58 | n).with_cluster(cluster).with_hash(n << 58);
                 match self.picker.as_ref()?.pick(&call) {
@@ -98,9 +100,9 @@ impl Run {
                 }
             })
             .collect();
-        places.sort_unstable();
-        places.dedup();
-        places
+        connections.sort_unstable();
+        connections.dedup();
+        connections
     }
 }
 
@@ -108,10 +110,10 @@ fn by(name: &str, transport: &'static str) -> LeafCluster {
     LeafCluster { transport: Some(TransportParams::new(transport)), ..eds(name) }
 }
 
-/// Means that change mean other connections, whatever the policy: calls wait for those and never take the old ones. Means
-/// that read the same change nothing.
+/// With any policy, changed transport parameters open new connections. Calls queue for those and never use
+/// the old ones. Equal parameters change nothing.
 #[test]
-fn other_means_are_other_connections() {
+fn changed_parameters_open_new_connections() {
     for policy in [
         "round_robin",
         "edf_weighted_round_robin",
@@ -131,13 +133,13 @@ fn other_means_are_other_connections() {
         );
 
         run.take(&of(LeafCluster { max_concurrent_requests: Some(5), ..leaf("plain") }));
-        assert!(run.dialled().is_empty() && run.closed().is_empty(), "{policy}: the means are the same");
+        assert!(run.dialled().is_empty() && run.closed().is_empty(), "{policy}: the parameters are equal");
         assert_eq!(run.picks("pay"), [r#"a "plain""#]);
 
         run.take(&of(leaf("tls")));
         assert_eq!((run.dialled(), run.closed()), (vec![r#"a "tls""#.into()], vec![r#"a "plain""#.into()]));
-        assert!(run.picks("pay").is_empty(), "{policy}: calls wait");
-        // The attempt is under way when the means change again.
+        assert!(run.picks("pay").is_empty(), "{policy}: calls queue");
+        // The connection attempt is in progress when the parameters change again.
         run.take(&of(leaf("mtls")));
         assert_eq!((run.dialled(), run.closed()), (vec![r#"a "mtls""#.into()], vec![r#"a "tls""#.into()]));
         run.all_up();
@@ -149,9 +151,9 @@ fn other_means_are_other_connections() {
     }
 }
 
-/// The same address in several clusters is one connection only where the means are the same.
+/// Clusters share the connection to an address only if their transport parameters are equal.
 #[test]
-fn an_address_in_several_clusters() {
+fn clusters_share_connections_with_equal_parameters() {
     let discovered = Discovered::default()
         .with("plain", "a")
         .with("plain too", "a b")
@@ -169,20 +171,21 @@ fn an_address_in_several_clusters() {
     assert_eq!((one, two), (vec![r#"a "tls""#, r#"b "tls""#], vec![r#"a "tls""#]));
     assert_eq!(three, [r#"a "mtls""#]);
 
-    // One of the two that share leaves: the other keeps what it has.
+    // One of the two clusters that share a connection changes its parameters. The other keeps the connection.
     run.take(&discovered.with_leaf(by("two", "mtls"), set("a")));
     assert!(run.dialled().is_empty() && run.closed().is_empty());
     assert_eq!((run.picks("one").len(), run.picks("two")), (2, vec![r#"a "mtls""#]));
 
-    let mut careless = Run::of(Core::builder(Rng::fixed(1)).build(), &["plain", "three"], &{
+    let mut shared = Run::of(Core::builder(Rng::fixed(1)).build(), &["plain", "three"], &{
         Discovered::default().with("plain", "a").with_leaf(by("three", "mtls"), set("a"))
     });
-    assert_eq!(careless.dialled(), ["a"], "a core that does not heed means has one connection");
+    assert_eq!(shared.dialled(), ["a"], "a core without per-cluster transports has one connection");
 }
 
-/// Each leaf of an aggregate cluster has its own means; those of one that change leave the other's connections alone.
+/// Each leaf of an aggregate has its own transport parameters. A change in one leaf keeps the connections of
+/// the other.
 #[test]
-fn the_leaves_of_an_aggregate() {
+fn leaves_of_an_aggregate_have_their_own_parameters() {
     let of = |transport| {
         Discovered::default()
             .with_leaf(by("main", transport), set("a"))
@@ -204,9 +207,9 @@ fn the_leaves_of_an_aggregate() {
     assert_eq!(run.picks("all"), [r#"a "spare's""#]);
 }
 
-/// Where host names matter, endpoints that are called otherwise are connected to anew, and only those.
+/// If the host name is part of the transport, only endpoints with a changed host name are reconnected.
 #[test]
-fn host_names_that_matter() {
+fn a_changed_host_name_reconnects_its_endpoint() {
     let locality = Arc::new(Locality::default());
     let named = |names: &[(&str, &str)]| {
         let endpoint = |(address, name): &(&str, &str)| {
@@ -235,14 +238,14 @@ fn host_names_that_matter() {
     assert!(run.dialled().is_empty() && run.closed().is_empty());
 }
 
-/// A policy that knows nothing of scopes, and sticks to the first subchannel that it was ever given.
+/// Test policy that passes an empty scope to its child and keeps the first subchannel that it was given.
 #[derive(Debug, Default)]
-struct Stubborn {
+struct KeepFirst {
     child: ChildPolicy,
     first: Option<SubchannelId>,
 }
 
-impl Policy for Stubborn {
+impl Policy for KeepFirst {
     type Config = LbConfig;
 
     fn parse(fields: &ConfigFields<'_>) -> Result<LbConfig, ConfigError> {
@@ -260,17 +263,18 @@ impl Policy for Stubborn {
         self.child.reconcile_in(PolicyScope::default(), config, endpoints, cx)
     }
 
-    fn describe(&self, look: &DescribeCx<'_>) -> Description {
-        Description::new().child("childPolicy", self.child.describe(look))
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        Description::new().child("childPolicy", self.child.describe(cx))
     }
 }
 
-/// A policy of the application cannot lose the means that hold, or hold on to what was made by others.
+/// A custom policy cannot drop the transport parameters of its cluster, nor keep a subchannel with other
+/// parameters.
 #[test]
-fn policies_cannot_leave_means_out() {
+fn policies_cannot_drop_transport_parameters() {
     let mut registry = Registry::standard();
-    registry.register::<Stubborn>("stubborn");
-    let policy = registry.parse(&json!([{"stubborn": {"childPolicy": [{"round_robin": {}}]}}])).unwrap();
+    registry.register::<KeepFirst>("keep_first");
+    let policy = registry.parse(&json!([{"keep_first": {"childPolicy": [{"round_robin": {}}]}}])).unwrap();
     let of = |transport| {
         let leaf = LeafCluster { lb_policy: policy.clone(), ..by("pay", transport) };
         Discovered::default().with_leaf(leaf, set("a"))

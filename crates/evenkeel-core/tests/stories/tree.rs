@@ -1,4 +1,4 @@
-//! The whole tree that a cluster from xDS gets, from the cluster manager to the endpoints.
+//! The whole policy tree of an xDS cluster, from the cluster manager to the endpoints.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use evenkeel_core::{Code, ConnectivityState, Description, Endpoint, Endpoints, L
 use serde_json::{Value, json};
 use testkit::{CoreSim, secs};
 
-/// Two priorities; each is outlier detection over drops and circuit breaker over localities over EDF.
+/// Two priorities. Each has outlier detection above drops and circuit breaker above localities above EDF.
 fn config() -> Value {
     let locality =
         json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"edf_weighted_round_robin": {}}]}}]);
@@ -43,19 +43,20 @@ fn pick(sim: &mut CoreSim) -> String {
     sim.pick_with(|call| call.with_cluster("cluster:orders")).finish_ok()
 }
 
-/// The names of the policies from the root down, first child first.
+/// Names of the policies from the root down, along the first children.
 fn names(description: &Description) -> Vec<String> {
     let below = description.children.first().map(|(_, child)| names(child)).unwrap_or_default();
     [description.policy.clone()].into_iter().chain(below).collect()
 }
 
-/// EDF-9: localities share by their weight, endpoints share inside their locality, in exact EDF order.
+/// EDF-9: localities share calls by their weight. Endpoints share calls inside their locality, in exact EDF
+/// order.
 #[test]
 fn shares_are_split_level_by_level() {
     let mut sim = CoreSim::new(&config(), endpoints()).all_up();
     let picks: Vec<String> = (0..8_000).map(|_| pick(&mut sim)).collect();
     let count = |address: &str| picks.iter().filter(|pick| *pick == address).count();
-    // 8,000 draws between localities 3:1: the standard deviation is 39.
+    // With 8,000 draws between localities 3:1 the standard deviation is 39.
     assert!((1_840..=2_160).contains(&count("c")), "{}", count("c"));
     let in_x: String = picks.iter().filter(|pick| *pick != "c").map(String::as_str).collect();
     assert!(in_x.starts_with("babbabbabbabba"), "{}", &in_x[..20]);
@@ -64,7 +65,7 @@ fn shares_are_split_level_by_level() {
 }
 
 #[test]
-fn the_tree_shows_itself() {
+fn the_description_has_the_whole_tree() {
     let mut sim = CoreSim::new(&config(), endpoints()).all_up();
     for _ in 0..400 {
         pick(&mut sim);
@@ -87,9 +88,10 @@ fn the_tree_shows_itself() {
     assert!(json.contains(r#""share":0.6666666666666666"#), "{json}");
 }
 
-/// PR-11, OD-11: a priority that dies hands over; one that returns takes back; an endpoint that errs is set aside.
+/// PR-11, OD-11: a failed priority is replaced and takes calls again when it is READY. An endpoint with
+/// errors is ejected.
 #[test]
-fn failover_and_ejection_work_together() {
+fn failover_and_ejection_are_combined() {
     let mut sim = CoreSim::new(&config(), endpoints()).all_up();
     for address in ["a", "b", "c"] {
         sim.down(address);
@@ -110,9 +112,9 @@ fn failover_and_ejection_work_together() {
     assert_eq!(sim.state_of("c"), Some(ConnectivityState::Ready), "its connection is kept");
 }
 
-/// Re-resolution requests from below a priority that ignores them stay there.
+/// Re-resolution requests from a child of priority that ignores them are not passed on.
 #[test]
-fn reresolution_is_swallowed_where_configured() {
+fn reresolution_is_ignored_as_configured() {
     let mut sim = CoreSim::new(&config(), endpoints()).all_up();
     sim.reresolutions();
     sim.down("a");

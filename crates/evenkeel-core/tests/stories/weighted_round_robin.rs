@@ -1,4 +1,4 @@
-//! `weighted_round_robin`: every endpoint as often as the load that it reports says.
+//! `weighted_round_robin`: picks in proportion to weights computed from load reports.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -13,24 +13,24 @@ fn wrr(settings: &Value) -> Value {
     json!([{"weighted_round_robin": settings}])
 }
 
-/// Reports count at once.
+/// Config without a blackout period.
 fn at_once() -> Value {
     wrr(&json!({"blackoutPeriod": "0s"}))
 }
 
-/// A report that gives this weight.
+/// Load report that leads to this weight.
 fn load(weight: f64) -> LoadReport {
     LoadReport { requests_per_second: weight, cpu_utilization: 1.0, ..LoadReport::default() }
 }
 
-/// A world in which every endpoint answers and has reported this weight, if any, with a call just now.
+/// Returns a simulation in which every endpoint is connected and has just reported its weight with a call.
 fn reported<const N: usize>(config: &Value, weights: [(&str, f64); N]) -> CoreSim {
     let mut sim = CoreSim::new(config, endpoints(weights.map(|(address, _)| address))).all_up();
     report(&mut sim, weights.map(|(address, weight)| (address, load(weight))));
     sim
 }
 
-/// Calls until every address has answered one with its report.
+/// Makes calls until every endpoint has finished one with its report.
 fn report<const N: usize>(sim: &mut CoreSim, loads: [(&str, LoadReport); N]) {
     let mut open = BTreeMap::from(loads.map(|(address, load)| (address.to_owned(), load)));
     for _ in 0..10_000 {
@@ -44,7 +44,7 @@ fn report<const N: usize>(sim: &mut CoreSim, loads: [(&str, LoadReport); N]) {
     panic!("never picked: {open:?}");
 }
 
-/// The weight in force, if there is a usable one.
+/// Usable weight of an endpoint, if there is one.
 fn weight(sim: &CoreSim, address: &str) -> Option<f64> {
     let rows = sim.describe().endpoints;
     let row = rows.iter().find(|row| row.addresses == [address])?;
@@ -63,9 +63,9 @@ fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// WRR-1
+/// WRR-1: the defaults are those of A58.
 #[test]
-fn defaults() {
+fn defaults_are_those_of_a58() {
     let registry = Registry::standard();
     for name in ["weighted_round_robin", "weighted_round_robin_experimental"] {
         let config = registry.parse(&json!([{ name: {} }])).unwrap();
@@ -86,9 +86,9 @@ fn defaults() {
     }
 }
 
-/// WRR-2
+/// WRR-2: config errors name the field and the expected value.
 #[test]
-fn bad_settings_are_named() {
+fn config_errors_name_the_field() {
     let error = |settings: Value| Registry::standard().parse(&wrr(&settings)).unwrap_err().to_string();
     let at = |rest: &str| {
         format!("policy \"weighted_round_robin\": loadBalancingConfig[0].weighted_round_robin.{rest}")
@@ -117,7 +117,7 @@ fn bad_settings_are_named() {
     }
 }
 
-/// WRR-2
+/// WRR-2: an update period below 100 ms becomes 100 ms.
 #[test]
 fn updates_are_at_least_100_ms_apart() {
     for (period, expected) in [("0.099s", 100), ("0s", 100), ("-3s", 100), ("0.101s", 101), ("2.5s", 2500)] {
@@ -126,9 +126,9 @@ fn updates_are_at_least_100_ms_apart() {
     }
 }
 
-/// WRR-3
+/// WRR-3: the weight is the rate divided by the utilization, with the error penalty.
 #[test]
-fn the_weight_is_rate_per_utilisation() {
+fn the_weight_is_rate_per_utilization() {
     let report = |rate, cpu, application, errors| LoadReport {
         requests_per_second: rate,
         cpu_utilization: cpu,
@@ -156,9 +156,9 @@ fn the_weight_is_rate_per_utilisation() {
     }
 }
 
-/// WRR-4
+/// WRR-4: invalid reports change neither the weight nor its timestamps.
 #[test]
-fn reports_without_sense_change_nothing() {
+fn invalid_reports_change_nothing() {
     let of = |rate, cpu, errors| LoadReport {
         requests_per_second: rate,
         cpu_utilization: cpu,
@@ -183,14 +183,14 @@ fn reports_without_sense_change_nothing() {
         of(100.0, 0.5, inf),
         of(100.0, 0.5, -49.0),
     ] {
-        // Neither the weight nor when it expires.
+        // Neither the weight nor its expiration changes.
         let mut sim = reported(&at_once(), [("a", 5.0), ("b", 7.0)]);
         sim.advance(secs(179));
         report(&mut sim, [("a", bad.clone()), ("b", load(7.0))]);
         assert_eq!(weight(&sim, "a"), Some(5.0), "{bad:?}");
         sim.advance(secs(1));
         assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (None, Some(7.0)), "{bad:?}");
-        // Nor when the blackout began.
+        // The start of the blackout period does not change either.
         let mut sim = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
         report(&mut sim, [("a", bad.clone()), ("b", load(7.0))]);
         sim.advance(secs(5));
@@ -202,9 +202,9 @@ fn reports_without_sense_change_nothing() {
     }
 }
 
-/// WRR-5
+/// WRR-5: configured metrics replace the utilization.
 #[test]
-fn named_metrics_make_the_utilisation() {
+fn named_metrics_replace_the_utilization() {
     let named = |pairs: &[(&str, f64)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect::<Vec<_>>();
     let report_a = LoadReport {
         requests_per_second: 100.0,
@@ -249,36 +249,38 @@ fn named_metrics_make_the_utilisation() {
     assert_eq!(config.warnings(), [line("request_cost.q"), line("cpu")]);
 }
 
-/// WRR-6, WRR-8
+/// WRR-6, WRR-8: a weight counts after the blackout period. After it expired, the next report starts a new
+/// blackout period.
 #[test]
-fn blackout_expiration_and_return() {
+fn weights_follow_blackout_and_expiration() {
     let mut sim = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
-    let is_weighted = |sim: &mut CoreSim| match &shares(sim, 40)[..] {
+    let uses_weights = |sim: &mut CoreSim| match &shares(sim, 40)[..] {
         [10, 30] => true,
         [20, 20] => false,
         other => panic!("{other:?}"),
     };
     sim.advance(millis(9_999));
-    assert!(!is_weighted(&mut sim));
+    assert!(!uses_weights(&mut sim));
     sim.advance(millis(1));
-    assert!(is_weighted(&mut sim), "10 s after the first report");
-    // Reports go on until 20 s; from then on silence.
+    assert!(uses_weights(&mut sim), "10 s after the first report");
+    // Reports continue until 20 s and then stop.
     sim.advance(secs(10));
     report(&mut sim, [("a", load(1.0)), ("b", load(3.0))]);
     sim.advance(millis(179_999));
-    assert!(is_weighted(&mut sim));
+    assert!(uses_weights(&mut sim));
     sim.advance(millis(1));
-    assert!(!is_weighted(&mut sim), "180 s after the last report");
+    assert!(!uses_weights(&mut sim), "180 s after the last report");
     assert_eq!(count(&sim, "endpoint_weight_stale"), 2);
     sim.advance(millis(5_500));
     report(&mut sim, [("a", load(1.0)), ("b", load(3.0))]);
     sim.advance(millis(10_499));
-    assert!(!is_weighted(&mut sim), "the blackout runs again, and weights are looked up on the second");
+    assert!(!uses_weights(&mut sim), "the blackout runs again, and weights are updated on the second");
     sim.advance(millis(1));
-    assert!(is_weighted(&mut sim));
+    assert!(uses_weights(&mut sim));
 }
 
-/// WRR-6: without a blackout period a weight counts at the next look-up; without expiration never.
+/// WRR-6: without a blackout period a weight applies from the next update. An expiration period of zero
+/// expires it at once.
 #[test]
 fn blackout_and_expiration_may_be_off() {
     for blackout in ["0s", "-1s"] {
@@ -293,7 +295,7 @@ fn blackout_and_expiration_may_be_off() {
     assert_eq!(shares(&mut sim, 40), [20, 20]);
 }
 
-/// WRR-7, WRR-10
+/// WRR-7, WRR-10: a reconnected endpoint has a new blackout period.
 #[test]
 fn a_new_connection_starts_the_blackout_over() {
     let list = [("a", 100.0), ("b", 200.0), ("c", 300.0)];
@@ -305,7 +307,7 @@ fn a_new_connection_starts_the_blackout_over() {
     sim.advance(secs(50));
     assert_eq!(shares(&mut sim, 600), [100, 200, 300]);
     sim.lose("c");
-    assert_eq!(shares(&mut sim, 300), [100, 200], "lost, and out at once");
+    assert_eq!(shares(&mut sim, 300), [100, 200], "lost, and removed at once");
     sim.ready("c");
     assert_eq!(["a", "b", "c"].map(|address| weight(&sim, address)), [Some(100.0), Some(200.0), None]);
     assert_eq!(shares(&mut sim, 450), [100, 200, 150], "the mean until it is known");
@@ -315,12 +317,12 @@ fn a_new_connection_starts_the_blackout_over() {
     assert_eq!(weight(&sim, "c"), None);
     sim.advance(millis(1));
     assert_eq!(shares(&mut sim, 700), [100, 200, 400]);
-    // Only the blackout starts over, not the weight: without one it stays.
+    // Only the blackout period restarts. Without one the weight is kept.
     let mut sim = reported(&at_once(), [("a", 100.0), ("b", 300.0)]);
     sim.advance(secs(1));
     sim.lose("b");
-    assert_eq!(shares(&mut sim, 40), [10, 30], "b answers again at once");
-    // A connection that came and went between two looks is another one.
+    assert_eq!(shares(&mut sim, 40), [10, 30], "b reconnects at once");
+    // A connection that was lost and replaced between two passes is another connection.
     let mut sim = reported(&wrr(&json!({})), [("a", 100.0), ("b", 300.0)]);
     sim.advance(secs(20));
     let id = sim.find("b").unwrap();
@@ -333,25 +335,25 @@ fn a_new_connection_starts_the_blackout_over() {
     assert_eq!(weight(&sim, "b"), None);
 }
 
-/// WRR-9
+/// WRR-9: an endpoint without a weight gets the mean of the others.
 #[test]
-fn who_has_no_weight_gets_the_mean() {
+fn an_endpoint_without_a_weight_gets_the_mean() {
     let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
     report(&mut sim, [("a", load(100.0))]);
     sim.advance(secs(1));
     assert_eq!(sim.describe().details["weights_from"], "EDS");
-    assert_eq!(shares(&mut sim, 300), [100, 100, 100], "one weight says nothing");
+    assert_eq!(shares(&mut sim, 300), [100, 100, 100], "a single weight is not used");
     report(&mut sim, [("b", load(300.0))]);
     sim.advance(secs(1));
     assert_eq!(sim.describe().details["weights_from"], "load");
-    // Whoever was ahead or behind by part of a turn before is made up for now: at most one pick each.
+    // Picks that an endpoint was ahead or behind are compensated now, at most one pick each.
     let got = shares(&mut sim, 600);
     assert!(got.iter().zip([100, 300, 200]).all(|(got, want)| got.abs_diff(want) <= 1), "{got:?}");
 }
 
-/// WRR-9, WRR-20
+/// WRR-9, WRR-20: without reports the weights of EDS apply.
 #[test]
-fn without_reports_the_weights_of_the_control_plane_hold() {
+fn without_reports_the_eds_weights_apply() {
     let mut sim = CoreSim::new(&at_once(), weighted([("a", 2), ("b", 4)])).all_up();
     assert_eq!(sim.letters(14), "babbabbabbabba");
     report(&mut sim, [("a", load(1.0)), ("b", load(1.0))]);
@@ -365,7 +367,7 @@ fn without_reports_the_weights_of_the_control_plane_hold() {
     assert_eq!(sim.letters(6), "abcabc");
 }
 
-/// Lets time go by and returns the number of times that the core asked to run in it.
+/// Advances the time and returns the number of times that the core requested a pass.
 fn wake_ups(sim: &mut CoreSim, by: Duration) -> usize {
     let (end, mut count) = (sim.now() + by, 0);
     while let Some(at) = sim.wake_at().filter(|at| *at <= end) {
@@ -378,19 +380,21 @@ fn wake_ups(sim: &mut CoreSim, by: Duration) -> usize {
     count
 }
 
-/// WRR-10: without picks there is no timer but for the end of blackouts and weights, and none after those.
+/// WRR-10: without picks the only timers are the ends of blackout periods and weights, and after those there
+/// is none.
 #[test]
-fn without_picks_nothing_is_looked_up() {
+fn without_picks_weights_are_not_updated() {
     let mut sim = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
-    assert_eq!(wake_ups(&mut sim, secs(3_600)), 1, "the first look-up finds that there are no picks");
+    assert_eq!(wake_ups(&mut sim, secs(3_600)), 1, "the first update finds that there are no picks");
     assert_eq!(sim.wake_at(), None);
-    // Reports with the calls of a moment: the look-up of the next second, the end of the blackouts, that of the weights.
+    // Reports of a few calls set three timers: the next update, the end of the blackout periods and the
+    // expiration of the weights.
     report(&mut sim, [("a", load(1.0)), ("b", load(3.0)), ("c", load(4.0))]);
     let count = wake_ups(&mut sim, secs(3_600));
     assert!(count <= 5, "{count} wake-ups in an hour");
     assert_eq!(sim.wake_at(), None);
     assert_eq!(weight(&sim, "b"), None, "expired without picks");
-    // While calls go, there is a look-up each second.
+    // While calls are picked, there is one update per second.
     let before = self::count(&sim, "rr_fallback");
     for _ in 0..10 {
         sim.letters(1);
@@ -399,9 +403,10 @@ fn without_picks_nothing_is_looked_up() {
     assert!((10..=11).contains(&(self::count(&sim, "rr_fallback") - before)));
 }
 
-/// WRR-6, WRR-10: the first pick after a silence leads to a look-up at once, so that the next one goes by what is known.
+/// WRR-6, WRR-10: the first pick after a time without picks leads to an update at once, so that the next pick
+/// uses current weights.
 #[test]
-fn the_first_pick_after_a_silence_leads_to_a_look_up() {
+fn the_first_pick_after_a_pause_leads_to_an_update() {
     let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b"])).all_up();
     let calls = [sim.pick(), sim.pick()];
     wake_ups(&mut sim, secs(100));
@@ -410,15 +415,11 @@ fn the_first_pick_after_a_silence_leads_to_a_look_up() {
         let of_a = call.outcome() == "a";
         call.finish(Code::Ok, Some(&load(if of_a { 1.0 } else { 3.0 })));
     }
-    assert_eq!(
-        weight(&sim, "b"),
-        None,
-        "a call that began before the silence reports, and no pick needs to know"
-    );
+    assert_eq!(weight(&sim, "b"), None, "a call from before the pause reports, and no pick follows");
     sim.letters(1);
     assert_eq!(weight(&sim, "b"), Some(3.0));
-    assert_eq!(sim.wake_at(), Some(sim.now() + secs(1)), "look-ups go on");
-    // Weights expire in the silence, and their blackouts start over with the reports after it.
+    assert_eq!(sim.wake_at(), Some(sim.now() + secs(1)), "updates continue");
+    // Weights expire without picks, and the next reports start new blackout periods.
     let mut sim = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
     sim.advance(secs(15));
     assert_eq!(shares(&mut sim, 40), [10, 30]);
@@ -429,14 +430,14 @@ fn the_first_pick_after_a_silence_leads_to_a_look_up() {
         call.finish(Code::Ok, Some(&load(if of_a { 1.0 } else { 3.0 })));
     }
     sim.advance(secs(9));
-    assert_eq!(shares(&mut sim, 40), [20, 20], "the weights from before the silence do not count");
+    assert_eq!(shares(&mut sim, 40), [20, 20], "the weights from before the pause do not count");
     sim.advance(secs(2));
     assert_eq!(shares(&mut sim, 40), [10, 30]);
 }
 
-/// WRR-10, WRR-12: out-of-band reports come without calls, and lead to no look-ups without picks.
+/// WRR-10, WRR-12: out-of-band reports arrive without calls. Without picks they lead to no updates.
 #[test]
-fn out_of_band_reports_lead_to_no_look_ups_without_picks() {
+fn out_of_band_reports_lead_to_no_updates_without_picks() {
     let config = wrr(&json!({"enableOobLoadReport": true, "blackoutPeriod": "0s"}));
     let mut sim = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
     wake_ups(&mut sim, secs(10));
@@ -451,9 +452,9 @@ fn out_of_band_reports_lead_to_no_look_ups_without_picks() {
     assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (Some(1.0), Some(3.0)));
 }
 
-/// WRR-10: endpoints that come and go without picks set no timer, and each change is in force at once.
+/// WRR-10: without picks, added and removed endpoints set no timer, and each change applies at once.
 #[test]
-fn endpoints_come_and_go_without_picks() {
+fn endpoint_changes_apply_without_picks() {
     let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b", "c"]));
     for address in ["a", "b"] {
         sim.ready(address);
@@ -467,9 +468,9 @@ fn endpoints_come_and_go_without_picks() {
     assert!(sim.wake_at().is_some());
 }
 
-/// WRR-10: updates keep their phase, whatever else happens; a picker in use goes on working.
+/// WRR-10: updates keep their phase across other events, and an old picker still picks.
 #[test]
-fn weights_are_looked_up_on_the_second_and_when_something_changes() {
+fn weights_are_updated_on_the_second_and_on_changes() {
     let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b", "c"]));
     sim.ready("a");
     sim.ready("b");
@@ -492,7 +493,8 @@ fn weights_are_looked_up_on_the_second_and_when_something_changes() {
     }
 }
 
-/// WRR-10: clusters whose endpoints came up one after the other are updated together, a twentieth of the period sooner at most.
+/// WRR-10: clusters that became READY one after the other are updated together. An update is at most a
+/// twentieth of the period early.
 #[test]
 fn many_clusters_are_updated_in_few_passes() {
     let names = ["a", "b", "c", "d"];
@@ -524,7 +526,7 @@ fn many_clusters_are_updated_in_few_passes() {
     assert_eq!(sim.wake_at(), Some(Instant::ORIGIN + millis(2_050)));
 }
 
-/// WRR-10, WRR-12: what an update finds unchanged it leaves alone.
+/// WRR-10, WRR-12: an update without changes keeps the picker.
 #[test]
 fn the_same_weights_keep_the_picker() {
     let mut sim = reported(&at_once(), [("a", 100.0), ("b", 300.0)]);
@@ -540,11 +542,11 @@ fn the_same_weights_keep_the_picker() {
     assert_eq!(sim.published(), 1);
 }
 
-/// fault 68
+/// fault 68: after a pause there is one update.
 #[test]
 fn a_pause_gives_one_update() {
     let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b"])).all_up();
-    // A call each second.
+    // One call per second.
     let advance = |sim: &mut CoreSim, seconds: usize| {
         for _ in 0..seconds {
             sim.letters(1);
@@ -559,13 +561,13 @@ fn a_pause_gives_one_update() {
     assert_eq!(sim.wake_at(), Some(sim.now() + secs(1)));
     advance(&mut sim, 2);
     assert_eq!(count(&sim, "rr_fallback") - before, 3);
-    // One that is only late keeps the phase of the others.
+    // An update that is only late keeps the phase of the others.
     sim.sleep_through(millis(1_300));
     assert_eq!(count(&sim, "rr_fallback") - before, 4);
     assert_eq!(sim.wake_at(), Some(sim.now() + millis(700)));
 }
 
-/// WRR-11, WRR-12
+/// WRR-11, WRR-12: shares are exact on every prefix and across updates.
 #[test]
 fn shares_are_exact_on_every_prefix_and_over_every_update() {
     let mut sim = CoreSim::new(&at_once(), endpoints(["a", "b", "c", "d", "e"])).all_up();
@@ -579,14 +581,14 @@ fn shares_are_exact_on_every_prefix_and_over_every_update() {
         for (weight, base) in weights.iter_mut().zip([3.0, 1.0, 20.0, 8.0, 0.7]) {
             *weight = base * (0.9 + 0.2 * rng.unit());
         }
-        let sum: f64 = weights.iter().sum();
-        // Finished calls report the next weights; in force are those of the last second.
+        let total: f64 = weights.iter().sum();
+        // Finished calls report the next weights. The weights of the last second apply.
         let rows = sim.describe().endpoints;
         let in_force: Vec<f64> = rows.iter().map(|row| row.share.unwrap()).collect();
         for _ in 0..37 {
             let picked = sim.pick();
             let i = names.iter().position(|name| *name == picked.outcome()).unwrap();
-            picked.finish(Code::Ok, Some(&load(weights[i] / sum)));
+            picked.finish(Code::Ok, Some(&load(weights[i] / total)));
             had[i] += 1.0;
             for (due, share) in due.iter_mut().zip(&in_force) {
                 *due += share;
@@ -599,9 +601,9 @@ fn shares_are_exact_on_every_prefix_and_over_every_update() {
     }
 }
 
-/// WRR-12: an endpoint update that changes nothing continues the very same sequence.
+/// WRR-12: an endpoint update without changes continues the same sequence.
 #[test]
-fn the_sequence_goes_on_over_new_pickers() {
+fn the_sequence_continues_across_pickers() {
     let config = at_once();
     let start = || {
         let mut sim = reported(&config, [("a", 3.0), ("b", 5.0), ("c", 7.0)]);
@@ -620,9 +622,9 @@ fn the_sequence_goes_on_over_new_pickers() {
     assert_eq!(picks, whole[..picks.len()]);
 }
 
-/// WRR-13
+/// WRR-13: trackers need load reports per call unless out-of-band reports are configured.
 #[test]
-fn calls_carry_reports_unless_they_come_out_of_band() {
+fn calls_carry_reports_unless_out_of_band_is_enabled() {
     let wants = |picked: &Picked| match picked {
         Picked::To { trackers, .. } => trackers.needs_load_report(),
         other => panic!("{other:?}"),
@@ -635,8 +637,8 @@ fn calls_carry_reports_unless_they_come_out_of_band() {
     sim.pick().unsent();
     sim.load("a", load(50.0));
     sim.advance(secs(1));
-    assert_eq!(weight(&sim, "a"), Some(1.0), "nobody asked for an out-of-band report");
-    // A call that fails reports all the same.
+    assert_eq!(weight(&sim, "a"), Some(1.0), "out-of-band reports are not enabled");
+    // A failed call carries a report too.
     let picked = sim.pick();
     let address = picked.finish(Code::Unavailable, Some(&load(9.0)));
     sim.advance(secs(1));
@@ -644,7 +646,7 @@ fn calls_carry_reports_unless_they_come_out_of_band() {
     report(&mut sim, [("a", load(1.0)), ("b", load(3.0))]);
 
     sim.config(&wrr(&json!({"blackoutPeriod": "0s", "enableOobLoadReport": true})));
-    assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (Some(1.0), Some(3.0)), "what is known stays known");
+    assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (Some(1.0), Some(3.0)), "known weights are kept");
     let after = sim.pick();
     assert!(!wants(&after));
     after.finish(Code::Ok, Some(&load(70.0)));
@@ -657,7 +659,7 @@ fn calls_carry_reports_unless_they_come_out_of_band() {
     assert!(wants(&sim.pick()));
 }
 
-/// WRR-14
+/// WRR-14: out-of-band reports are watched with the configured period.
 #[test]
 fn out_of_band_reports_are_watched_as_configured() {
     let oob = |period: &str| {
@@ -678,7 +680,7 @@ fn out_of_band_reports_are_watched_as_configured() {
     sim.config(&wrr(&json!({})));
     assert_eq!(sim.watch_log(), ["a stop", "b stop"]);
     assert_eq!((sim.dialled(), sim.closed()), (vec![], vec![]));
-    // A blackout by out-of-band reports, from the first report on.
+    // Out-of-band reports start a blackout period with the first report.
     sim.config(&oob("10s"));
     sim.load("a", load(1.0));
     sim.load("b", load(3.0));
@@ -688,7 +690,7 @@ fn out_of_band_reports_are_watched_as_configured() {
     assert_eq!((weight(&sim, "a"), weight(&sim, "b")), (Some(1.0), Some(4.0)));
 }
 
-/// WRR-15
+/// WRR-15: an endpoint update keeps the weights of listed endpoints.
 #[test]
 fn weights_survive_an_endpoint_update() {
     let mut sim = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
@@ -700,7 +702,7 @@ fn weights_survive_an_endpoint_update() {
     assert_eq!(sim.dialled(), ["a", "b", "c"]);
     sim.endpoints(endpoints(["a"]));
     sim.endpoints(endpoints(["a", "b"]));
-    assert_eq!(weight(&sim, "b"), None, "who leaves is forgotten");
+    assert_eq!(weight(&sim, "b"), None, "the weight of a removed endpoint is discarded");
     // Another set of addresses is another endpoint, also on the same connection.
     sim.endpoints(Endpoints::list([Endpoint::new(["a", "x"]), Endpoint::at("b")]));
     report(&mut sim, [("a", load(5.0)), ("b", load(7.0))]);
@@ -709,7 +711,7 @@ fn weights_survive_an_endpoint_update() {
     assert_eq!(rows, [(Some(5.0), true), (Some(7.0), true)]);
 }
 
-/// WRR-16
+/// WRR-16: a single endpoint needs no timer.
 #[test]
 fn one_endpoint_needs_no_timer() {
     let mut sim = CoreSim::new(&at_once(), endpoints(["a", "a"])).all_up();
@@ -717,7 +719,7 @@ fn one_endpoint_needs_no_timer() {
     assert_eq!(sim.letters(5), "aaaaa");
     let row = &sim.describe().endpoints[0];
     assert_eq!((row.share, row.picks), (Some(1.0), 5));
-    // Its reports are read all the same: it may not stay alone.
+    // Its reports are read nevertheless, since endpoints may be added.
     report(&mut sim, [("a", load(2.0))]);
     sim.endpoints(endpoints(["a", "b"]));
     report(&mut sim, [("b", load(6.0))]);
@@ -731,7 +733,7 @@ fn one_endpoint_needs_no_timer() {
     assert_eq!(sim.describe().picks(), 5 + 1 + 40 + 3 + 2, "two for b's first report");
 }
 
-/// What A78 counts.
+/// Counters of A78 for scheduler updates.
 #[test]
 fn updates_are_counted() {
     let counts = |sim: &CoreSim| {
@@ -748,7 +750,7 @@ fn updates_are_counted() {
     report(&mut sim, [("a", load(1.0)), ("b", load(3.0))]);
     sim.advance(secs(1));
     assert_eq!(counts(&sim), [3, 8, 0]);
-    // Only while calls are picked.
+    // Updates need picks.
     for _ in 0..3 {
         sim.letters(1);
         sim.advance(secs(1));
@@ -758,7 +760,7 @@ fn updates_are_counted() {
     assert_eq!(counts(&sim), [4, 12, 2]);
 }
 
-/// SPEC decision 7: no bound unless one is asked for.
+/// Weights are capped only if `weightCapRatio` is set.
 #[test]
 fn a_cap_is_an_option() {
     let list = [("a", 1.0), ("b", 1.0), ("c", 1.0), ("d", 97.0)];
@@ -771,7 +773,7 @@ fn a_cap_is_an_option() {
     assert_eq!(shares(&mut sim, 530), [10, 10, 10, 500], "twice the mean of 25");
 }
 
-/// Three machines of unequal size end up equally used.
+/// Three machines with capacities 1:2:4 reach equal utilization.
 #[test]
 fn capacities_of_1_2_4_settle_at_that_split() {
     let mut sim = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
@@ -804,9 +806,9 @@ fn capacities_of_1_2_4_settle_at_that_split() {
     }
 }
 
-/// Clients that start together do not pick in step.
+/// Channels of several clients start at different endpoints.
 #[test]
-fn the_first_pick_is_anybodys() {
+fn the_first_pick_is_random() {
     let picks = |seed| {
         let core = Core::builder(Rng::from_entropy(seed)).build();
         let list = weighted([("a", 1), ("b", 2), ("c", 3)]);
@@ -816,15 +818,15 @@ fn the_first_pick_is_anybodys() {
     assert_eq!(firsts.len(), 3);
 }
 
-/// Bad input is an answer, not a panic.
+/// Without endpoints, calls fail and no timer is set.
 #[test]
-fn no_endpoints() {
+fn without_endpoints_calls_fail() {
     let mut sim = CoreSim::new(&at_once(), Endpoints::none());
     assert_eq!(sim.pick().status().unwrap().message(), "no endpoints");
     assert_eq!(sim.wake_at(), None);
 }
 
-fn absurd() -> impl Strategy<Value = LoadReport> {
+fn invalid_report() -> impl Strategy<Value = LoadReport> {
     let number = || {
         let special = prop::sample::select(vec![
             0.0,
@@ -854,10 +856,10 @@ fn absurd() -> impl Strategy<Value = LoadReport> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// fault 58: a hundred times a thousand reports.
+    /// fault 58: after 1,000 invalid reports per case, weights are finite and shares add up to 1.
     #[test]
-    fn absurd_reports_do_no_harm(
-        reports in prop::collection::vec(absurd(), 1_000),
+    fn invalid_reports_do_no_harm(
+        reports in prop::collection::vec(invalid_report(), 1_000),
         cap in prop_oneof![Just(json!(null)), Just(json!(1)), Just(json!(10.0)), Just(json!(1e300))],
     ) {
         let config = wrr(&json!({"blackoutPeriod": "0s", "weightCapRatio": cap}));
@@ -872,8 +874,8 @@ proptest! {
                 let weight = row.weight.unwrap();
                 prop_assert!(weight.is_finite() && weight >= 0.0, "{weight}");
             }
-            let sum: f64 = rows.iter().filter_map(|row| row.share).sum();
-            prop_assert!((sum - 1.0).abs() < 1e-9, "shares sum to {sum}");
+            let total: f64 = rows.iter().filter_map(|row| row.share).sum();
+            prop_assert!((total - 1.0).abs() < 1e-9, "shares sum to {total}");
             prop_assert!(rows.iter().all(|row| row.share.is_some_and(|share| share > 0.0)));
         }
         prop_assert_eq!(sim.describe().picks(), 1_000);
@@ -884,7 +886,7 @@ proptest! {
 enum Step {
     Up(usize),
     Down(usize),
-    /// These endpoints, by number and weight.
+    /// New list: endpoints by index, with EDS weights.
     List(Vec<(usize, u32)>),
     PickArgs(usize, f64),
     Advance(u64),
@@ -906,10 +908,10 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// WRR-10, EDF-8, RR-3: whatever happens, calls go to those that are ready, shares are whole and every pick is
-    /// counted. (The world checks after each step that looking again changes nothing.)
+    /// WRR-10, EDF-8, RR-3: after any events calls go to READY endpoints, shares add up to 1 and every pick
+    /// is counted. The simulation checks after each step that another pass changes nothing.
     #[test]
-    fn whatever_happens_calls_go_to_who_is_ready(steps in prop::collection::vec(step(), 1..80), first in 0..4_usize) {
+    fn after_any_events_calls_go_to_ready_endpoints(steps in prop::collection::vec(step(), 1..80), first in 0..4_usize) {
         let names = ["a", "b", "c", "d", "e"];
         let configs = [
             at_once(),
@@ -926,7 +928,7 @@ proptest! {
                 Step::Up(i) => sim.up(names[i]),
                 Step::Down(i) => sim.down(names[i]),
                 Step::Advance(ms) => sim.advance(millis(ms)),
-                // Another policy would start counting anew.
+                // Another policy would restart its counts.
                 Step::Configure(i) if (i < 2) != (policy < 2) => {}
                 Step::Configure(i) if i >= 2 && i != policy => {}
                 Step::Configure(i) => {
@@ -956,9 +958,9 @@ proptest! {
                 }
             }
             let rows = sim.describe().endpoints;
-            let sum: f64 = rows.iter().filter_map(|row| row.share).sum();
+            let total: f64 = rows.iter().filter_map(|row| row.share).sum();
             let whole = if rows.iter().any(|row| row.share.is_some()) { 1.0 } else { 0.0 };
-            prop_assert!((sum - whole).abs() < 1e-9, "shares sum to {sum}");
+            prop_assert!((total - whole).abs() < 1e-9, "shares sum to {total}");
             for row in &rows {
                 prop_assert_eq!(row.picks, picks.get(&*row.addresses[0]).copied().unwrap_or(0), "{:?}", row);
             }
@@ -976,12 +978,12 @@ mod threads {
 
     use super::*;
 
-    /// WRR-11, EDF-11
+    /// WRR-11, EDF-11: the picks of many threads together have exact shares.
     #[test]
     fn many_threads_pick_one_order() {
         for threads in [1, 4, 16] {
             for unit in [1.0, 1.000_1] {
-                // By the second unit the order is too long to be tabled.
+                // With the second unit the sequence is too long for a table.
                 let list = [("a", 1.0), ("b", 2.0 * unit), ("c", 4.0)];
                 let mut sim = reported(&at_once(), list);
                 sim.advance(secs(1));

@@ -1,4 +1,4 @@
-//! `weighted_target_experimental`: calls spread over named children at random, by weight.
+//! `weighted_target_experimental`: calls are distributed over named children at random, by weight.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use testkit::{CoreSim, endpoints, secs};
 
-use crate::scripted::{self, said, scripted};
+use crate::scripted::{self, picked_child, scripted};
 
-/// Targets with a child policy each.
+/// Config of targets with a child policy each.
 fn targets<'a>(targets: impl IntoIterator<Item = (&'a str, u32, Value)>) -> Value {
     let target = |(name, weight, child): (&str, u32, Value)| {
         (name.to_owned(), json!({ "weight": weight, "childPolicy": child }))
@@ -19,28 +19,29 @@ fn targets<'a>(targets: impl IntoIterator<Item = (&'a str, u32, Value)>) -> Valu
     json!([{"weighted_target_experimental": { "targets": targets }}])
 }
 
-/// Targets over round_robin.
+/// Config of targets over round_robin.
 fn spread<'a>(weights: impl IntoIterator<Item = (&'a str, u32)>) -> Value {
     targets(weights.into_iter().map(|(name, weight)| (name, weight, json!([{"round_robin": {}}]))))
 }
 
-/// A group of one endpoint for each name, at the address of that name.
+/// One endpoint group per name, with one endpoint at the address of that name.
 fn alone<'a>(names: impl IntoIterator<Item = &'a str>) -> Endpoints {
     Endpoints::groups(names.into_iter().map(|name| (name, endpoints([name]))))
 }
 
-/// How far the number of hits in `n` tries of probability `p` may lie from `n * p`: Bernstein's bound, which a right
-/// picker exceeds once in a billion checks (21.4 is the logarithm of two billion), for rare hits too.
+/// Maximum distance of the number of hits in `n` tries of probability `p` from `n * p`. This is Bernstein's
+/// bound, which also holds for rare hits. A correct picker exceeds it once in a billion checks (21.4 is the
+/// logarithm of two billion).
 pub(crate) fn tolerance(n: usize, p: f64) -> f64 {
     (2.0 * 21.4 * n as f64 * p * (1.0 - p)).sqrt() + 21.4 * 2.0 / 3.0
 }
 
-/// Checks that `n` calls are spread by weight.
+/// Checks that `n` calls are distributed by weight.
 pub(crate) fn check_shares(sim: &mut CoreSim, n: usize, weights: &[(&str, u32)]) {
     let shares = sim.shares(n);
-    let sum: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+    let total: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
     for (name, weight) in weights {
-        let p = f64::from(*weight) / sum;
+        let p = f64::from(*weight) / total;
         let hits = shares.get(*name).copied().unwrap_or(0) as f64;
         let off = (hits - n as f64 * p).abs();
         assert!(off <= tolerance(n, p), "{name}: {hits} of {n} calls, weights {weights:?}");
@@ -48,7 +49,7 @@ pub(crate) fn check_shares(sim: &mut CoreSim, n: usize, weights: &[(&str, u32)])
     assert_eq!(shares.keys().filter(|name| !weights.iter().any(|(known, _)| known == name)).count(), 0);
 }
 
-/// WT-1, WT-2: a weight change reaches the picks at once and touches no connection.
+/// WT-1, WT-2: a weight change applies to picks at once and closes no connection.
 #[test]
 fn calls_follow_the_weights() {
     let mut sim = CoreSim::new(&spread([("a", 75), ("b", 25)]), alone(["a", "b"])).all_up();
@@ -71,7 +72,7 @@ fn the_greatest_weights_do_not_overflow() {
     check_shares(&mut sim, 100_000, &weights);
 }
 
-/// WT-2: no call goes to a child that is not ready, and its part is split by weight among the others.
+/// WT-2: no call goes to a child that is not READY. Its part is divided among the others by weight.
 #[test]
 fn only_ready_children_get_calls() {
     let mut sim = CoreSim::new(&spread([("a", 5), ("b", 3), ("c", 2)]), alone(["a", "b", "c"]));
@@ -86,14 +87,14 @@ fn only_ready_children_get_calls() {
     check_shares(&mut sim, 20_000, &[("b", 3), ("c", 2)]);
 }
 
-/// WT-3: every combination of the states of three children.
+/// WT-3: the aggregated state, for every combination of the states of three children.
 #[test]
-fn states_are_summed_up() {
+fn states_are_aggregated() {
     let states = [Ready, Connecting, Idle, TransientFailure];
     let all = states.iter().flat_map(|a| states.iter().flat_map(move |b| states.map(|c| [*a, *b, c])));
     for combination in all {
         let has = |state| combination.contains(&state);
-        let (expected, answering) = match () {
+        let (expected, picked_state) = match () {
             () if has(Ready) => (Ready, Some(Ready)),
             () if has(Connecting) => (Connecting, None),
             () if has(Idle) => (Idle, Some(Idle)),
@@ -104,23 +105,23 @@ fn states_are_summed_up() {
         let config = targets(children.map(|((name, state), weight)| (*name, weight, scripted(name, state))));
         let mut sim = scripted::sim(&config, Endpoints::none());
         assert_eq!(sim.state(), expected, "{combination:?}");
-        let said: BTreeSet<String> = (0..200).map(|_| said(&sim.pick())).collect();
+        let outcomes: BTreeSet<String> = (0..200).map(|_| picked_child(&sim.pick())).collect();
         let mut expected: BTreeSet<String> = names
             .iter()
             .zip(combination)
-            .filter(|(_, state)| Some(*state) == answering)
+            .filter(|(_, state)| Some(*state) == picked_state)
             .map(|(name, _)| (*name).to_owned())
             .collect();
-        if answering.is_none() {
+        if picked_state.is_none() {
             expected.insert("queue".to_owned());
         }
-        assert_eq!(said, expected, "{combination:?}");
+        assert_eq!(outcomes, expected, "{combination:?}");
     }
 }
 
-/// WT-3: when all have failed, a call hears from one of them, by weight.
+/// WT-3: if all children failed, a call fails with the status of one of them, chosen by weight.
 #[test]
-fn failures_are_told_by_weight() {
+fn failures_are_chosen_by_weight() {
     let mut sim = CoreSim::new(&spread([("a", 9), ("b", 1)]), alone(["a", "b"]));
     sim.fail("a");
     assert_eq!(sim.state(), Connecting);
@@ -136,7 +137,7 @@ fn failures_are_told_by_weight() {
     assert_eq!(hits.len(), 2);
 }
 
-/// WT-3, LBX-3, LBX-4: a child that failed counts as failed until it is ready.
+/// WT-3, LBX-3, LBX-4: a child that reported TRANSIENT_FAILURE counts as failed until it is READY.
 #[test]
 fn failure_sticks_until_ready() {
     let one = |state| targets([("a", 1, scripted("a", state)), ("b", 1, scripted("b", TransientFailure))]);
@@ -158,7 +159,7 @@ fn failure_sticks_until_ready() {
     }
 }
 
-/// WT-2: a child that idles while another is ready would never be woken by a call.
+/// WT-2: an IDLE child reconnects by itself, since no call would reach it while another child is READY.
 #[test]
 fn an_idle_child_connects_again_by_itself() {
     let pick_first = || json!([{"pick_first": {}}]);
@@ -174,7 +175,7 @@ fn an_idle_child_connects_again_by_itself() {
     check_shares(&mut sim, 1_000, &[("a", 1), ("b", 1)]);
 }
 
-/// WT-4: a child that comes back within 15 minutes has kept its connections; after that it is gone.
+/// WT-4: a child that is re-added within 15 minutes has kept its connections. After that it is dropped.
 #[test]
 fn a_removed_child_is_kept_for_fifteen_minutes() {
     let (both, one) = (spread([("a", 1), ("b", 1)]), spread([("a", 1)]));
@@ -204,8 +205,8 @@ fn a_removed_child_is_kept_for_fifteen_minutes() {
     assert_eq!(sim.dialled(), ["b"]);
 }
 
-/// WT-4: the 15 minutes run from the removal, whatever else is updated; and they are over when the process slept
-/// through their end.
+/// WT-4: the 15 minutes count from the removal, across other updates. They also end while the process is
+/// asleep.
 #[test]
 fn retention_runs_from_the_removal() {
     let (both, one) = (spread([("a", 1), ("b", 1)]), spread([("a", 1)]));
@@ -230,9 +231,9 @@ fn retention_runs_from_the_removal() {
     assert_eq!(sim.dialled(), ["b"]);
 }
 
-/// WT-4: a child that is leaving goes on with its connections but counts for nothing, and all may leave.
+/// WT-4: a removed child keeps its connections but does not affect the state. All children may be removed.
 #[test]
-fn leaving_children_do_not_count() {
+fn removed_children_do_not_count() {
     let both = spread([("a", 1), ("b", 1)]);
     let mut sim = CoreSim::new(&both, alone(["a", "b"])).all_up();
     sim.update(&spread([("a", 1)]), alone(["a"]));
@@ -249,7 +250,7 @@ fn leaving_children_do_not_count() {
     assert_eq!(sim.subchannel_count(), 0);
 }
 
-/// WT-5
+/// WT-5: without targets, calls fail with UNAVAILABLE.
 #[test]
 fn without_targets_calls_fail() {
     for config in [json!([{"weighted_target_experimental": {}}]), spread([])] {
@@ -263,10 +264,10 @@ fn without_targets_calls_fail() {
     }
 }
 
-/// WT-6, LBX-7: each child is told its name and given its group of the endpoints, without the name; a target without a group gets
-/// none, a group without a target is left out.
+/// WT-6, LBX-7: each child receives its name and its endpoint group, without the name in the path. A target
+/// without a group gets no endpoints. A group without a target is ignored.
 #[test]
-fn a_child_is_given_its_name_and_its_group() {
+fn a_child_receives_its_name_and_its_group() {
     let inner = |name: &str| targets([("x", 1, scripted(name, Ready)), ("y", 1, scripted(name, Ready))]);
     let config =
         targets([("a", 1, inner("a")), ("b", 1, scripted("b", Ready)), ("c", 1, scripted("c", Ready))]);
@@ -291,7 +292,7 @@ fn a_child_is_given_its_name_and_its_group() {
     }
 }
 
-/// LBX-11: one picker per update, however many children it touches.
+/// LBX-11: one update publishes one picker, however many children it changes.
 #[test]
 fn an_update_publishes_one_picker() {
     let group = |name: &'static str, n: usize| {
@@ -308,9 +309,9 @@ fn an_update_publishes_one_picker() {
     assert_eq!(sim.published(), 0);
 }
 
-/// LBX-12 below a target: another policy takes over without a gap.
+/// LBX-12: a changed policy below a target takes over without a gap.
 #[test]
-fn a_target_changes_its_policy() {
+fn a_changed_policy_of_a_target_takes_over() {
     let mut sim = CoreSim::new(&spread([("a", 1), ("b", 1)]), alone(["a", "b"])).all_up();
     sim.dialled();
     let pick_first = |name| (name, 1, json!([{"pick_first": {}}]));
@@ -320,7 +321,7 @@ fn a_target_changes_its_policy() {
 }
 
 #[test]
-fn the_tree_shows_weights_and_shares() {
+fn the_description_has_weights_and_shares() {
     let mut sim = CoreSim::new(&spread([("a", 3), ("b", 1), ("c", 4)]), alone(["a", "b", "c"]));
     sim.up("a");
     sim.up("b");
@@ -334,9 +335,9 @@ fn the_tree_shows_weights_and_shares() {
     );
 }
 
-/// WT-1, LBX-1, LBX-2
+/// WT-1, LBX-1, LBX-2: config errors carry the path of the field.
 #[test]
-fn bad_configs_say_where() {
+fn config_errors_carry_the_path() {
     let registry = Registry::standard();
     let at = |rest: &str| format!("loadBalancingConfig[0].weighted_target_experimental.{rest}");
     for (config, path, problem) in [
@@ -363,7 +364,7 @@ fn bad_configs_say_where() {
     ] {
         let error = registry
             .parse(&json!([{ "weighted_target_experimental": config }]))
-            .expect_err("the config is bad");
+            .expect_err("the config is invalid");
         assert_eq!(error.path(), at(path));
         assert!(error.to_string().contains(problem), "{error}");
     }

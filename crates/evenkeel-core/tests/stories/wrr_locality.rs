@@ -1,4 +1,5 @@
-//! `xds_wrr_locality_experimental`: localities by weight, the same policy inside each.
+//! `xds_wrr_locality_experimental`: calls are divided among localities by weight, with the same policy in
+//! each locality.
 
 use std::sync::Arc;
 
@@ -30,7 +31,8 @@ fn zoned<'a>(all: impl IntoIterator<Item = (&'a str, &'a str, u32)>) -> Endpoint
     Endpoints::list(all.into_iter().map(endpoint).collect::<Vec<_>>())
 }
 
-/// WL-2, WT-6, LBX-7: one target per locality, named by its label, each with the same policy and with its endpoints in order.
+/// WL-2, WT-6, LBX-7: each locality has one target, named by its label. Each target has the same policy and
+/// the locality's endpoints in order.
 #[test]
 fn a_target_per_locality() {
     let config =
@@ -57,7 +59,7 @@ fn a_target_per_locality() {
     }
 }
 
-/// WL-2, WT-7: calls are split by locality weight first, then by the policy inside.
+/// WL-2, WT-7: calls are divided by locality weight first, then by the policy of the locality.
 #[test]
 fn calls_follow_the_locality_weights() {
     let mut sim =
@@ -67,7 +69,7 @@ fn calls_follow_the_locality_weights() {
     check_shares(&mut sim, 20_000, &[("a", u32::MAX), ("b", u32::MAX), ("d", 1)]);
 }
 
-/// WL-2: endpoints without a locality are in the empty one, with the weight 1.
+/// WL-2: endpoints without a locality are in the empty locality, with the weight 1.
 #[test]
 fn endpoints_without_a_locality_are_in_the_empty_one() {
     let empty = Endpoint::at("b").with_locality(Arc::default(), 1);
@@ -79,9 +81,9 @@ fn endpoints_without_a_locality_are_in_the_empty_one() {
     assert!(sim.warnings().is_empty());
 }
 
-/// WL-3: told once, shown for as long as it is so.
+/// WL-3: the warning is logged once and stays in the description while it applies.
 #[test]
-fn of_two_weights_the_first_counts() {
+fn the_first_of_two_weights_is_used() {
     let mut sim =
         CoreSim::new(&config(), zoned([("a", "a", 3), ("b", "b", 1), ("c", "a", 5), ("d", "a", 7)])).all_up();
     let warning = format!("locality {} has two weights: 3 came first and counts, 5 is ignored", label("a"));
@@ -95,9 +97,9 @@ fn of_two_weights_the_first_counts() {
     assert!(sim.describe().warnings.is_empty());
 }
 
-/// WL-3: names that read the same name the same child, so nothing else may tell their localities apart.
+/// WL-3: localities with equal labels share one child, since the label is the name of the child.
 #[test]
-fn localities_that_read_the_same_are_one() {
+fn localities_with_equal_labels_are_one() {
     let tricky = |region: &str, zone: &str| {
         Arc::new(Locality { region: region.to_owned(), zone: zone.to_owned(), sub_zone: String::new() })
     };
@@ -109,9 +111,10 @@ fn localities_that_read_the_same_are_one() {
     check_shares(&mut sim, 1_000, &[("a", 1), ("b", 1)]);
 }
 
-/// WL-4, LBX-11, fault 66
+/// WL-4, LBX-11, fault 66: a changed weight applies at once, without a reconnect and with one picker per
+/// update.
 #[test]
-fn a_weight_change_reconnects_nothing_and_splits_anew_at_once() {
+fn a_weight_change_applies_at_once_without_a_reconnect() {
     let mut sim = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
     assert_eq!(sim.dialled(), ["a", "b"]);
     sim.endpoints(zoned([("a", "a", 9), ("b", "b", 1)]));
@@ -126,9 +129,9 @@ fn a_weight_change_reconnects_nothing_and_splits_anew_at_once() {
     assert_eq!((sim.dialled().len(), sim.closed().len()), (0, 0));
 }
 
-/// WL-2: a locality in which nothing changed is left alone, even when the same endpoints come in a new list.
+/// WL-2: an unchanged locality is not updated, even if its endpoints arrive in a new list.
 #[test]
-fn an_update_touches_only_what_changed() {
+fn an_update_reaches_only_changed_localities() {
     let config =
         json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"scripted": {"state": "READY"}}]}}]);
     let mut sim = scripted::sim(&config, zoned([("a", "a", 1), ("b", "b", 1)]));
@@ -148,9 +151,9 @@ fn an_update_touches_only_what_changed() {
     }
 }
 
-/// WL-5, WT-4: a locality that lost its endpoints is no target, but its connections wait for its return.
+/// WL-5, WT-4: a locality without endpoints has no target. Its connections are retained for 15 minutes.
 #[test]
-fn a_locality_that_empties_leaves() {
+fn a_locality_without_endpoints_has_no_target() {
     let both = || zoned([("a", "a", 1), ("b", "b", 1)]);
     let mut sim = CoreSim::new(&config(), both()).all_up();
     sim.endpoints(zoned([("a", "a", 1)]));
@@ -168,7 +171,7 @@ fn a_locality_that_empties_leaves() {
 
 /// WL-2: an endpoint that moves to another locality keeps its connection.
 #[test]
-fn an_endpoint_moves() {
+fn an_endpoint_that_moves_keeps_its_connection() {
     let mut sim = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
     sim.endpoints(zoned([("a", "a", 1), ("b", "c", 3)]));
     check_shares(&mut sim, 10_000, &[("a", 1), ("b", 3)]);
@@ -177,7 +180,7 @@ fn an_endpoint_moves() {
     assert!(sim.closed().is_empty());
 }
 
-/// WL-5, WT-5, fault 25
+/// WL-5, WT-5, fault 25: without endpoints, calls fail at once.
 #[test]
 fn without_endpoints_calls_fail_at_once() {
     let mut sim = CoreSim::new(&config(), Endpoints::none());
@@ -191,9 +194,9 @@ fn without_endpoints_calls_fail_at_once() {
     assert_eq!(sim.picks(1), ["fail"]);
 }
 
-/// LBX-12: another policy inside takes over in every locality without a gap.
+/// LBX-12: a changed child policy takes over in every locality without a gap.
 #[test]
-fn the_policy_inside_changes() {
+fn a_changed_child_policy_takes_over() {
     let mut sim = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
     sim.config(&json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"pick_first": {}}]}}]));
     assert_eq!(sim.describe().children[0].1.children[1].1.policy, "pick_first");
@@ -201,7 +204,7 @@ fn the_policy_inside_changes() {
     assert_eq!(sim.dialled(), ["a", "b"]);
 }
 
-/// The same endpoint twice, and once more in another locality, is one connection.
+/// An endpoint that is listed twice, and in another locality too, has one connection.
 #[test]
 fn duplicates_share_a_connection() {
     let mut sim = CoreSim::new(&config(), zoned([("a", "a", 1), ("a", "a", 1), ("a", "b", 1)])).all_up();
@@ -212,9 +215,9 @@ fn duplicates_share_a_connection() {
     assert_eq!(sim.closed(), ["a"]);
 }
 
-/// WL-1, LBX-2, and the names under which other implementations know it.
+/// WL-1, LBX-2: the config parses under all names that other implementations use.
 #[test]
-fn configs() {
+fn configs_parse_under_all_names() {
     let registry = Registry::standard();
     for name in ["xds_wrr_locality_experimental", "wrr_locality_experimental", "xds_wrr_locality"] {
         for field in ["childPolicy", "child_policy"] {
@@ -231,7 +234,7 @@ fn configs() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// WL-2, WL-4: whatever the updates, shares are those of the latest, and only endpoints that are new are dialled.
+    /// WL-2, WL-4: after any updates, shares are those of the latest, and only new endpoints are dialled.
     #[test]
     fn shares_follow_the_latest_update(
         updates in prop::collection::vec(prop::collection::vec(0u32..5, 4), 1..6),
@@ -240,7 +243,7 @@ proptest! {
         let mut sim = CoreSim::new(&config(), Endpoints::none()).all_up();
         let mut dialled = Vec::new();
         for weights in updates {
-            // Weight 0 stands for a locality that is absent.
+            // Weight 0 stands for a missing locality.
             let present: Vec<_> = names.into_iter().zip(weights).filter(|(_, weight)| *weight > 0).collect();
             sim.endpoints(zoned(present.iter().map(|(name, weight)| (*name, *name, *weight))));
             dialled.extend(sim.dialled());
@@ -257,7 +260,7 @@ proptest! {
     }
 }
 
-/// WL-2, WL-4: endpoints in named groups: the groups are the localities, and their weights split the calls.
+/// WL-2, WL-4: named endpoint groups are localities, and their weights divide the calls.
 #[test]
 fn named_groups_are_localities() {
     let groups = |near, far| {
@@ -270,7 +273,7 @@ fn named_groups_are_localities() {
     sim.endpoints(groups(0, 0));
     let far = sim.shares(8_000)["c"];
     assert!((3_820..=4_180).contains(&far), "{far} of 8,000 instead of half");
-    assert!(sim.dialled().is_empty(), "other weights are no reason to reconnect");
+    assert!(sim.dialled().is_empty(), "a changed weight does not reconnect");
     let targets = &sim.describe().children[0].1;
     let names: Vec<&str> = targets.children.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["far", "near"]);

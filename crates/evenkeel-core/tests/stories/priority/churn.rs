@@ -1,4 +1,4 @@
-//! Priorities that are edited all the time.
+//! Priorities under constant edits.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use evenkeel_core::Rng;
 
 use super::{Priorities, existing, secs, sim, update};
 
-/// What can be a priority: a policy over some endpoints, under a name of the moment.
+/// Priorities to choose from: a policy over some endpoints. The name of the child is chosen at each edit.
 const PARTS: [(&str, &str); 8] = [
     ("round_robin", "ab"),
     ("pick_first", "c"),
@@ -20,13 +20,13 @@ const PARTS: [(&str, &str); 8] = [
 
 struct Edited {
     rng: Rng,
-    /// The priorities from the top: which part, and the number in its name.
+    /// Priorities from the top: index of the part, and number in the child's name.
     list: Vec<(usize, u64)>,
     named: u64,
 }
 
 impl Edited {
-    /// One edit: two priorities swapped, one renamed, one dropped, one added. The list is never empty.
+    /// Makes one edit: swaps two priorities, or renames, removes or adds one. The list is never empty.
     fn edit(&mut self) {
         let at = self.below(self.list.len());
         match self.below(4) {
@@ -73,10 +73,10 @@ impl Edited {
     }
 }
 
-/// fault 63: with every backend up, 1,000 edits fail no call; what is connected and stays is not dialled again; calls
-/// wait only while nothing of the top priority is connected.
+/// fault 63: with every backend up, 1,000 edits fail no call. Retained connections are not dialled again.
+/// Calls queue only while no endpoint of the top priority is connected.
 #[test]
-fn a_thousand_edits_fail_no_call_and_reconnect_nobody() {
+fn a_thousand_edits_fail_no_call_and_reconnect_nothing() {
     let mut edited = Edited { rng: Rng::fixed(63), list: vec![(0, 0)], named: 0 };
     let mut sim = edited.apply(sim);
     let mut connected = BTreeSet::new();
@@ -96,9 +96,9 @@ fn a_thousand_edits_fail_no_call_and_reconnect_nobody() {
         }
         let none_connected = !top.chars().any(|c| connected.contains(&c.to_string()));
         for outcome in sim.picks(3) {
-            let waits_rightly = none_connected && outcome == "queue";
-            assert!(is_top(&outcome) || waits_rightly, "picked {outcome}; {context}");
-            waits += usize::from(waits_rightly);
+            let queues_rightly = none_connected && outcome == "queue";
+            assert!(is_top(&outcome) || queues_rightly, "picked {outcome}; {context}");
+            waits += usize::from(queues_rightly);
         }
         for address in dialled {
             sim.ready(&address);
@@ -113,5 +113,5 @@ fn a_thousand_edits_fail_no_call_and_reconnect_nobody() {
             }
         }
     }
-    assert!(waits > 100 && kept > 300, "the edits were dull: {waits} waits, {kept} kept");
+    assert!(waits > 100 && kept > 300, "the edits covered too little: {waits} waits, {kept} kept");
 }

@@ -1,4 +1,4 @@
-//! The policy against A56's own words: a model that is told of every edge, as the gRFC tells it.
+//! The policy, compared with a model that handles each event as A56 describes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -17,11 +17,12 @@ use super::{chosen, deactivated, existing, secs};
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// A56, event by event.
+/// Event-by-event model of A56.
 #[derive(Default)]
 struct Model {
     now: Duration,
-    /// What each child reports when it is asked; for those that do not exist, what they will report once made.
+    /// State that each child reports. For children that do not exist yet, the state that they will report
+    /// after their creation.
     reports: BTreeMap<&'static str, ConnectivityState>,
     configured: Vec<&'static str>,
     priorities: Vec<&'static str>,
@@ -38,7 +39,7 @@ struct ModelChild {
 
 impl Model {
     fn report(&mut self, name: &'static str) {
-        let state = self.reports.get(name).copied().unwrap_or_else(|| panic!("{name} was not made"));
+        let state = self.reports.get(name).copied().unwrap_or_else(|| panic!("{name} was not created"));
         let failover_at = self.now + secs(10);
         let Some(child) = self.children.get_mut(name) else { return };
         match state {
@@ -77,7 +78,7 @@ impl Model {
             if !self.children.contains_key(name) {
                 self.create(name);
             }
-            let child = self.children.get_mut(name).expect("it was made");
+            let child = self.children.get_mut(name).expect("the child was created");
             child.deactivation_timer = None;
             if matches!(child.state, ConnectivityState::Ready | ConnectivityState::Idle) {
                 return self.set_current_priority(priority, true);
@@ -97,7 +98,7 @@ impl Model {
     fn set_current_priority(&mut self, priority: usize, deactivate_lower_priorities: bool) {
         let needed = &self.priorities[..=priority];
         if deactivate_lower_priorities {
-            // Ours: a child of the config that has no priority at all counts as lower than any.
+            // evenkeel: a child of the config without a priority counts as lower than any.
             for (_, child) in self.children.iter_mut().filter(|(name, _)| !needed.contains(name)) {
                 child.deactivation_timer.get_or_insert(self.now + secs(15 * 60));
             }
@@ -111,14 +112,14 @@ impl Model {
     }
 
     fn handle_config(&mut self, configured: Vec<&'static str>, priorities: Vec<&'static str>) {
-        // A115: what left the config is gone.
+        // A115: a child that the config no longer names is dropped.
         self.children.retain(|name, _| configured.contains(name));
         (self.configured, self.priorities) = (configured, priorities);
         self.choose_priority();
     }
 
-    /// The next timer: when, whether it is a deactivation, and whose. Overdue ones fire now; of those that fire at the
-    /// same time a failover comes first, so that a child is not removed in the moment it is needed.
+    /// Next timer: time, whether it is a deactivation timer, and child. Overdue timers fire now. At the same
+    /// time a failover fires first, so that a child is not removed when it is needed.
     fn next_timer(&self) -> Option<(Duration, bool, &'static str)> {
         let due = |timer: Option<Duration>| timer.map(|at| at.max(self.now));
         let timers = self.children.iter().flat_map(|(name, child)| {
@@ -172,7 +173,7 @@ impl Model {
     }
 }
 
-/// A config: which names are children, and which of those are priorities, in which order.
+/// Random config: the names of the children, and those of them that are priorities, in order.
 fn any_config() -> impl Strategy<Value = (Vec<&'static str>, Vec<&'static str>)> {
     let shuffled = Just(NAMES.to_vec()).prop_shuffle();
     (shuffled, 0..=5usize, 0..4usize).prop_map(|(names, listed, unlisted)| {
@@ -186,11 +187,11 @@ fn any_wait() -> impl Strategy<Value = Duration> {
     prop::sample::select(vec![1, 4, 5, 9, 10, 60, 440, 890, 900]).prop_map(secs)
 }
 
-/// A leaf that is in whatever state the test says; its picker tells its name.
+/// Test leaf with the state that the test sets. Its picker fails calls with its name.
 struct Scripted {
     stage: Stage,
     name: String,
-    shown: CachedState<ConnectivityState>,
+    state: CachedState<ConnectivityState>,
 }
 
 #[derive(Clone, Default)]
@@ -199,13 +200,13 @@ struct Stage(Arc<Mutex<Script>>);
 #[derive(Default)]
 struct Script {
     states: BTreeMap<String, ConnectivityState>,
-    /// Those that exist.
-    playing: BTreeSet<String>,
+    /// Names of the leaves that exist.
+    existing: BTreeSet<String>,
 }
 
 impl Stage {
-    fn with<T>(&self, look: impl FnOnce(&mut Script) -> T) -> T {
-        look(&mut lock(&self.0))
+    fn with<T>(&self, access: impl FnOnce(&mut Script) -> T) -> T {
+        access(&mut lock(&self.0))
     }
 }
 
@@ -227,10 +228,10 @@ impl Policy for Scripted {
     fn reconcile(&mut self, name: &String, _: &Endpoints, _: &mut Cx<'_>) -> LbState {
         self.name.clone_from(name);
         let state = self.stage.with(|script| {
-            script.playing.insert(name.clone());
+            script.existing.insert(name.clone());
             script.states[name]
         });
-        self.shown.get_or_build(state, |state| LbState::new(*state, Named(name.clone())))
+        self.state.get_or_build(state, |state| LbState::new(*state, Named(name.clone())))
     }
 
     fn describe(&self, _: &DescribeCx<'_>) -> Description {
@@ -240,7 +241,7 @@ impl Policy for Scripted {
 
 impl Drop for Scripted {
     fn drop(&mut self) {
-        self.stage.with(|script| script.playing.remove(&self.name));
+        self.stage.with(|script| script.existing.remove(&self.name));
     }
 }
 
@@ -272,9 +273,10 @@ fn any_cue() -> impl Strategy<Value = Cue> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// PR-2, PR-3, PR-4, PR-5, PR-6, PR-8: children that report anything at any time, in any order.
+    /// PR-2, PR-3, PR-4, PR-5, PR-6, PR-8: children that report any state at any time are selected, created
+    /// and dropped as in A56.
     #[test]
-    fn scripted_children_are_chosen_made_and_let_go_as_in_a56(
+    fn scripted_children_are_chosen_created_and_dropped_as_in_a56(
         first in any_config(),
         cues in prop::collection::vec(any_cue(), 1..60),
     ) {
@@ -286,7 +288,7 @@ proptest! {
         let mut registry = Registry::standard();
         let make = stage.clone();
         registry.register_with("scripted", move || {
-            Scripted { stage: make.clone(), name: String::new(), shown: CachedState::default() }
+            Scripted { stage: make.clone(), name: String::new(), state: CachedState::default() }
         });
         let core = Core::builder(Rng::fixed(1)).build();
         let mut sim = CoreSim::with(core, registry, &model.config(policy), Endpoints::none());
@@ -296,7 +298,7 @@ proptest! {
                 Cue::Report(name, state) => {
                     model.reports.insert(name, state);
                     stage.with(|script| script.states.insert(name.to_owned(), state));
-                    // Every policy looks again.
+                    // ExitIdle reconciles every policy.
                     sim.handle(LbEvent::ExitIdle);
                     model.handle_report(name);
                 }
@@ -310,13 +312,13 @@ proptest! {
                 }
                 Cue::Sleep(by) => {
                     sim.sleep_through(by);
-                    // Asleep, nothing fired on time: all that is due fires at the end.
+                    // During the pause nothing fired on time. All elapsed timers fire at its end.
                     model.now += by;
                     model.fire_until(model.now);
                 }
             }
             model.agrees_with(&sim)?;
-            prop_assert_eq!(stage.with(|script| script.playing.clone()), model.existing());
+            prop_assert_eq!(stage.with(|script| script.existing.clone()), model.existing());
             let status = sim.pick().status().map(|status| status.message().to_owned());
             prop_assert_eq!(status.as_deref(), Some(model.current.unwrap_or("the list of priorities is empty")));
         }
@@ -344,7 +346,7 @@ fn any_happening() -> impl Strategy<Value = Happening> {
 }
 
 impl Model {
-    /// Takes over what the leaves report, as one update.
+    /// Applies the reports of all leaves as one update.
     fn observe(&mut self, sim: &CoreSim) {
         let described = sim.describe().children;
         self.reports = NAMES
@@ -366,10 +368,11 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(120))]
 
-    /// PR-2, PR-3, PR-4, PR-5, PR-6, PR-8, PR-11: the policy over real leaves whose backends come and go. `a`, `c`
-    /// and `e` are round_robin, `b` and `d` pick_first, each over the backend of its name.
+    /// PR-2, PR-3, PR-4, PR-5, PR-6, PR-8, PR-11: real leaves whose backends go up and down are selected,
+    /// created and dropped as in A56. `a`, `c` and `e` are round_robin, `b` and `d` pick_first, each over the
+    /// backend of its name.
     #[test]
-    fn real_children_are_chosen_made_and_let_go_as_in_a56(
+    fn real_children_are_chosen_created_and_dropped_as_in_a56(
         first in any_config(),
         happenings in prop::collection::vec(any_happening(), 1..40),
     ) {
@@ -398,7 +401,7 @@ proptest! {
                 }
                 Happening::Advance(by) => {
                     let end = sim.now() + by;
-                    // Stop wherever the core acts, so that the model sees every step.
+                    // Stop at each time at which the core acts, so that the model sees every step.
                     while let Some(at) = sim.wake_at().filter(|at| *at <= end) {
                         sim.advance(at.since(sim.now()));
                         model.observe_at(&sim);
@@ -414,7 +417,7 @@ proptest! {
 }
 
 impl Model {
-    /// Reports that came at this time come before timers that fire at this time.
+    /// Observes the simulation. Reports of this time precede timers that fire at this time.
     fn observe_at(&mut self, sim: &CoreSim) {
         let now = sim.now().since(Instant::ORIGIN);
         let due = |timer: &mut Option<Duration>| *timer = timer.filter(|at| *at > now);

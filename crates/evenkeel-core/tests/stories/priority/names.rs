@@ -1,4 +1,4 @@
-//! Names that follow localities.
+//! Child names that follow localities.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ fn assign(names: &mut PriorityNames<String>, priorities: &[&[&str]]) -> Vec<Stri
     names.assign(priorities).iter().map(ToString::to_string).collect()
 }
 
-/// PR-10: the example of A115, then what it leaves open.
+/// PR-10: the example of A115, then cases that it does not define.
 #[test]
 fn names_follow_localities() {
     let mut names = PriorityNames::new("child");
@@ -20,14 +20,14 @@ fn names_follow_localities() {
         (&[&["AA", "BB"][..], &["CC", "DD"]][..], &["child0", "child1"][..]),
         (&[&["CC"], &["DD", "EE"]], &["child1", "child2"]),
         (&[&["AA", "BB"], &["CC", "DD"]], &["child3", "child1"]),
-        // Swapped; merged; split.
+        // Swapped, merged, split.
         (&[&["DD", "CC"], &["AA", "BB"]], &["child1", "child3"]),
         (&[&["AA", "CC", "BB", "DD"]], &["child3"]),
         (&[&["AA"], &["BB"], &["CC", "DD"]], &["child3", "child4", "child5"]),
-        // No priority at all: every name is spent.
+        // Without any priority, every name is released.
         (&[], &[]),
         (&[&["AA"]], &["child6"]),
-        // A locality in two priorities, and priorities without localities, keep still.
+        // A locality in two priorities, and priorities without localities, keep their names.
         (&[&["AA"], &["AA"], &[], &[]], &["child6", "child7", "child8", "child9"]),
         (&[&["AA"], &["AA"], &[], &[]], &["child6", "child7", "child8", "child9"]),
         (&[&["AA", "AA"], &["AA"], &[]], &["child6", "child7", "child8"]),
@@ -37,10 +37,10 @@ fn names_follow_localities() {
 }
 
 proptest! {
-    /// PR-10: unique, never taken up again once dropped, kept when nothing changed, and taken only from a priority
-    /// that shared a locality.
+    /// PR-10: names are unique, never reused after their release, and kept when nothing changed. A priority
+    /// takes a name only from one with a common locality.
     #[test]
-    fn names_are_unique_stable_and_never_come_back(
+    fn names_are_unique_stable_and_never_reused(
         updates in prop::collection::vec(prop::collection::vec(prop::collection::vec(0..8u8, 0..4), 0..5), 1..12)
     ) {
         let mut names = PriorityNames::new("p");
@@ -51,11 +51,11 @@ proptest! {
             prop_assert_eq!(given.len(), update.len());
             prop_assert_eq!(given.iter().collect::<BTreeSet<_>>().len(), given.len());
             for (name, localities) in given.iter().zip(&update) {
-                let heir = last.iter().find(|(earlier, _)| earlier == name).map(|(_, theirs)| theirs);
+                let earlier = last.iter().find(|(earlier, _)| earlier == name).map(|(_, theirs)| theirs);
                 let shares = |theirs: &Vec<u8>| {
                     (theirs.is_empty() && localities.is_empty()) || localities.iter().any(|l| theirs.contains(l))
                 };
-                prop_assert!(heir.map_or(!seen.contains(name), shares), "{name} for {localities:?} after {last:?}");
+                prop_assert!(earlier.map_or(!seen.contains(name), shares), "{name} for {localities:?} after {last:?}");
             }
             seen.extend(given.iter().cloned());
             prop_assert_eq!(&names.assign(update.clone()), &given);
@@ -64,7 +64,7 @@ proptest! {
     }
 }
 
-/// PR-10: localities that move from p1 to p0 take their child along; nobody reconnects.
+/// PR-10: localities that move from p1 to p0 keep their child, and nothing reconnects.
 #[test]
 fn a_locality_that_moves_up_keeps_its_child_and_its_connections() {
     let mut names = PriorityNames::new("child");
@@ -88,7 +88,7 @@ fn a_locality_that_moves_up_keeps_its_child_and_its_connections() {
     assert!(sim.dialled().is_empty());
     assert_eq!(sim.closed(), ["a", "b"]);
 
-    // And back: the child moves down, a new one goes before it and gets its ten seconds.
+    // Back again: the child moves down. A new child goes before it and has its own ten seconds.
     let back = name(&[&["a", "b"], &["c", "d"]]);
     assert_eq!(back, ["child3", "child1"]);
     update(&mut sim, &[(&back[0], "round_robin", "ab"), (&back[1], "round_robin", "cd")]);
