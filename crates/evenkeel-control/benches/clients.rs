@@ -1,14 +1,16 @@
-//! What a client costs the control plane: heap, time and processor, for a thousand clients and 10,000 endpoints.
+//! Cost of a client for the control plane: heap, time and CPU, with a thousand clients and 10,000 endpoints.
 //!
-//! `cargo bench -p evenkeel-control`. The control plane runs on a thread of its own, whose allocations and processor time
-//! are counted; the clients run on another one, each with a connection of its own over loopback, and subscribe to all
-//! clusters and endpoints in the state of the world. They answer every response and look at nothing but its type and
-//! nonce, so that most of the time is the server's and the kernel's. Two shapes: all endpoints in one cluster, which is
-//! one resource and sent whole for any change, and a hundred clusters of a hundred.
+//! `cargo bench -p evenkeel-control`. The control plane runs on a thread of its own, whose allocations and
+//! CPU time are counted. The clients run on another thread, each with its own connection over loopback. Each
+//! client subscribes to all clusters and endpoints in the state-of-the-world variant. It ACKs every response
+//! and reads only its type and nonce, so that most of the time is spent in the server and the kernel. Two
+//! shapes are measured. With one cluster, all endpoints are one resource, which is sent whole after any
+//! change. The other shape has a hundred clusters with a hundred endpoints each.
 //!
-//! *heap*: by how much the live bytes of the server's thread grew, beside what is served. *all told*: from the change until the last
-//! client has answered. *cpu*: of the server's thread (Linux). *bytes*: of responses, per client. Ratios are to the first
-//! line, the same clients served a mesh of one endpoint.
+//! *heap*: growth of the live bytes of the server's thread, without the served resources. *total*: time from
+//! the change until the last client has ACKed. *cpu*: CPU time of the server's thread (Linux). *bytes*:
+//! response bytes per client. Ratios are relative to the first line, the same clients with a mesh of one
+//! endpoint.
 
 use std::fs;
 use std::sync::Arc;
@@ -44,7 +46,7 @@ const ENDPOINTS: usize = 10_000;
 fn main() -> Result<(), Error> {
     println!("{CLIENTS} clients");
     println!(
-        "                      heap           all told               cpu       bytes   (per client; all told: in all)"
+        "                      heap              total               cpu       bytes   (per client; total: of all clients)"
     );
     let mut first = None;
     for (name, clusters, endpoints) in
@@ -55,7 +57,7 @@ fn main() -> Result<(), Error> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let clients = BenchClients::default();
         println!("{name}");
-        let mut told = 0;
+        let mut expected = 0;
         for (step, all, one) in [("connect", 1, 1), ("change all", 2, 2), ("change one", 2, 3)] {
             let (end, phase) = server.phase()?;
             let before = clients.bytes.load(Ordering::Relaxed);
@@ -67,9 +69,9 @@ fn main() -> Result<(), Error> {
             } else {
                 server.cache.set_mesh(&mesh(clusters, endpoints, all, one));
             }
-            // In the state of the world a change of one endpoint is that of one resource.
-            told += CLIENTS * if step == "change one" { 1 } else { clusters };
-            runtime.block_on(clients.wait_all_sent(&server.cache, told as u64));
+            // In state of the world a change of one endpoint resends one resource.
+            expected += CLIENTS * if step == "change one" { 1 } else { clusters };
+            runtime.block_on(clients.wait_all_sent(&server.cache, expected as u64));
             let took = began.elapsed();
             let _ = end.send(());
             let cost = phase.recv()?;
@@ -108,7 +110,7 @@ impl CostRow {
     }
 }
 
-/// Endpoints over clusters; all have one weight but the first.
+/// Mesh with these endpoints spread over the clusters. All endpoints have one weight except the first.
 fn mesh(clusters: usize, endpoints: usize, all: u32, one: u32) -> Mesh {
     let per_cluster = endpoints / clusters;
     (0..clusters).fold(Mesh::new(), |mesh, i| {
@@ -121,7 +123,7 @@ fn mesh(clusters: usize, endpoints: usize, all: u32, one: u32) -> Mesh {
     })
 }
 
-/// A control plane on a thread of its own, which is counted while a phase lasts.
+/// Control plane on a thread of its own, whose cost is counted during a phase.
 struct BenchServer {
     cache: SnapshotCache,
     address: String,
@@ -136,12 +138,12 @@ struct ServerCost {
 impl BenchServer {
     fn start() -> Result<BenchServer, Error> {
         let (started, is_started) = mpsc::channel();
-        let (phases, asked) = mpsc::channel::<(oneshot::Receiver<()>, mpsc::Sender<ServerCost>)>();
+        let (phases, requested) = mpsc::channel::<(oneshot::Receiver<()>, mpsc::Sender<ServerCost>)>();
         thread::spawn(move || -> Result<(), Error> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let control = runtime.block_on(ControlPlane::builder().serve())?;
             started.send((control.cache().clone(), control.address().to_string()))?;
-            for (end, cost) in asked {
+            for (end, cost) in requested {
                 let before = cpu();
                 let (allocated, _) = Counting::during(|| runtime.block_on(end));
                 cost.send(ServerCost { heap: allocated.net_bytes, cpu: cpu().saturating_sub(before) })?;
@@ -160,7 +162,7 @@ impl BenchServer {
     }
 }
 
-/// The time that this thread was on a processor; nothing where the system does not say.
+/// CPU time of this thread; zero if the system does not report it.
 fn cpu() -> Duration {
     let stat = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanos = stat.split_whitespace().next().and_then(|nanos| nanos.parse().ok());
@@ -169,46 +171,49 @@ fn cpu() -> Duration {
 
 #[derive(Default)]
 struct BenchClients {
-    /// Resources of endpoints that clients were told of.
-    told: Arc<AtomicU64>,
+    /// Number of EDS resources that clients received.
+    received: Arc<AtomicU64>,
     bytes: Arc<AtomicU64>,
     changed: Arc<tokio::sync::Notify>,
 }
 
 impl BenchClients {
-    /// Connects a client that subscribes to everything and accepts it.
+    /// Connects a client that subscribes to all resources and ACKs every response.
     async fn join(&self, address: &str, clusters: usize) -> Result<(), Error> {
         let channel = tonic::transport::Endpoint::new(format!("http://{address}"))?.connect().await?;
         let mut client = tonic::client::Grpc::new(channel);
         client.ready().await?;
         let (requests, stream) = unbounded_channel();
-        let ask = |type_url: String, names: Vec<String>| DiscoveryRequest {
+        let discovery_request = |type_url: String, names: Vec<String>| DiscoveryRequest {
             node: Some(Node { id: "bench".to_owned(), ..Node::default() }),
             type_url,
             resource_names: names,
             ..DiscoveryRequest::default()
         };
         let names: Vec<_> = (0..clusters).map(|i| format!("cluster-{i}")).collect();
-        requests.send(ask(Cds::type_url(), Vec::new()))?;
-        requests.send(ask(Eds::type_url(), names.clone()))?;
+        requests.send(discovery_request(Cds::type_url(), Vec::new()))?;
+        requests.send(discovery_request(Eds::type_url(), names.clone()))?;
         let path = http::uri::PathAndQuery::from_static(
             "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
         );
         let request = tonic::Request::new(UnboundedReceiverStream::new(stream));
         let mut responses = client.streaming(request, path, SummaryDecoder).await?.into_inner();
-        let (told, bytes, changed) =
-            (Arc::clone(&self.told), Arc::clone(&self.bytes), Arc::clone(&self.changed));
+        let (received, bytes, changed) =
+            (Arc::clone(&self.received), Arc::clone(&self.bytes), Arc::clone(&self.changed));
         tokio::spawn(async move {
-            while let Ok(Some(glance)) = responses.message().await {
-                bytes.fetch_add(glance.bytes as u64, Ordering::Relaxed);
-                let is_eds = glance.type_url == Eds::type_url();
+            while let Ok(Some(summary)) = responses.message().await {
+                bytes.fetch_add(summary.bytes as u64, Ordering::Relaxed);
+                let is_eds = summary.type_url == Eds::type_url();
                 let names = if is_eds { names.clone() } else { Vec::new() };
-                let answer = DiscoveryRequest { response_nonce: glance.nonce, ..ask(glance.type_url, names) };
-                if requests.send(answer).is_err() {
+                let ack = DiscoveryRequest {
+                    response_nonce: summary.nonce,
+                    ..discovery_request(summary.type_url, names)
+                };
+                if requests.send(ack).is_err() {
                     return;
                 }
                 if is_eds {
-                    told.fetch_add(glance.resources, Ordering::Relaxed);
+                    received.fetch_add(summary.resources, Ordering::Relaxed);
                     changed.notify_one();
                 }
             }
@@ -216,16 +221,16 @@ impl BenchClients {
         Ok(())
     }
 
-    /// Waits until so many resources have come, and all are accepted.
-    async fn wait_all_sent(&self, cache: &SnapshotCache, told: u64) {
-        while self.told.load(Ordering::Relaxed) < told {
+    /// Waits until this number of resources was received and all are ACKed.
+    async fn wait_all_sent(&self, cache: &SnapshotCache, expected: u64) {
+        while self.received.load(Ordering::Relaxed) < expected {
             self.changed.notified().await;
         }
         cache.wait_acked::<Eds>().await;
     }
 }
 
-/// What a client looks at in a response.
+/// Fields of a response that a client reads, and its size.
 struct ResponseSummary {
     type_url: String,
     nonce: String,
@@ -233,7 +238,7 @@ struct ResponseSummary {
     bytes: usize,
 }
 
-/// Reads the type and the nonce of a response, and passes over the rest.
+/// Decoder that reads the type and the nonce of a response and skips the rest.
 #[derive(Clone, Copy, Default)]
 struct SummaryDecoder;
 
@@ -263,18 +268,18 @@ impl Decoder for SummaryDecoder {
 
 fn decode_summary(from: &mut DecodeBuf<'_>) -> Result<ResponseSummary, DecodeError> {
     let bytes = from.remaining();
-    let mut glance = ResponseSummary { type_url: String::new(), nonce: String::new(), resources: 0, bytes };
+    let mut summary = ResponseSummary { type_url: String::new(), nonce: String::new(), resources: 0, bytes };
     while from.has_remaining() {
         let (tag, wire_type) = encoding::decode_key(from)?;
         let context = DecodeContext::default();
         match tag {
-            4 => encoding::string::merge(wire_type, &mut glance.type_url, from, context)?,
-            5 => encoding::string::merge(wire_type, &mut glance.nonce, from, context)?,
+            4 => encoding::string::merge(wire_type, &mut summary.type_url, from, context)?,
+            5 => encoding::string::merge(wire_type, &mut summary.nonce, from, context)?,
             _ => {
-                glance.resources += u64::from(tag == 2);
+                summary.resources += u64::from(tag == 2);
                 encoding::skip_field(wire_type, tag, from, context)?;
             }
         }
     }
-    Ok(glance)
+    Ok(summary)
 }

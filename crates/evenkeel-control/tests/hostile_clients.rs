@@ -1,7 +1,7 @@
-//! Clients that try to take up memory, streams or connections without end: each is stopped by a limit, and the others are
-//! served as before.
+//! Clients that try to exhaust memory, streams or connections. A limit stops each of them, and other clients
+//! are served as before.
 //!
-//! The control plane runs on a thread of its own, whose live bytes the allocator counts.
+//! The control plane runs on a thread of its own, and the allocator counts the live bytes of that thread.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -30,14 +30,14 @@ use tonic::transport::Endpoint as Address;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bound of every wait; reached only by a failure.
+/// Maximum time of every wait; only a failure reaches it.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(MAX_WAIT, future).await.unwrap_or_else(|_| panic!("waited in vain: {what}"))
+    tokio::time::timeout(MAX_WAIT, future).await.unwrap_or_else(|_| panic!("timed out waiting for {what}"))
 }
 
-/// A control plane on a thread of its own.
+/// Control plane on a thread of its own, whose live bytes are counted.
 struct CountedControlPlane {
     cache: SnapshotCache,
     address: SocketAddr,
@@ -63,7 +63,7 @@ impl CountedControlPlane {
         CountedControlPlane { cache, address, end, thread }
     }
 
-    /// Returns by how many bytes the live memory of the control plane's thread has grown.
+    /// Returns the growth of the live memory of the control plane's thread, in bytes.
     fn allocated_bytes(self) -> i64 {
         let _ = self.end.send(());
         self.thread.join().expect("no panic")
@@ -116,7 +116,7 @@ fn delta_request<M: Name>(subscribe: &[&str], unsubscribe: &[&str], nonce: &str)
     }
 }
 
-/// Names of 100 bytes.
+/// Resource names of 100 bytes each.
 fn names(from: usize, count: usize) -> Vec<String> {
     (from..from + count).map(|i| format!("{i:0100}")).collect()
 }
@@ -133,12 +133,13 @@ fn exhausted(text: &str) -> (Code, String) {
     (Code::ResourceExhausted, text.to_owned())
 }
 
-/// A client that names what it claims to have, in request after request, is stopped; what it sent is not held.
+/// A client that lists initial resource versions in request after request is stopped. The control plane does
+/// not retain them.
 #[tokio::test]
 async fn initial_versions_are_limited() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
     let mut client = DeltaStream::open(control.address, DELTA).await.expect("a stream");
-    // 137 MB in all.
+    // 137 MB in total.
     for i in 0..137 {
         let mut request = delta_request::<Cds>(if i == 0 { &["*"] } else { &[] }, &[], "");
         request.initial_resource_versions = versions(names(i * 10_000, 10_000));
@@ -151,10 +152,10 @@ async fn initial_versions_are_limited() {
     );
     control.serves_others().await;
     let held = control.allocated_bytes();
-    assert!(held < 2 << 20, "{held} bytes are held");
+    assert!(held < 2 << 20, "{held} bytes are retained");
 }
 
-/// A stream that keeps to the limits of names holds a constant per byte of names.
+/// The memory of a stream within the limits is proportional to the bytes of its resource names.
 #[tokio::test]
 async fn memory_per_stream_is_bounded() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
@@ -169,12 +170,12 @@ async fn memory_per_stream_is_bounded() {
     control.subscribed::<Cds>("last").await;
     let held = control.allocated_bytes();
     let maximum = 8 * ClientLimits::default().total_name_bytes.cast_signed() as i64;
-    assert!(held < maximum, "{held} bytes are held, {maximum} are allowed");
+    assert!(held < maximum, "{held} bytes are retained, {maximum} are allowed");
 }
 
-/// Names that come and go leave nothing behind.
+/// Names that are subscribed and unsubscribed again retain no memory.
 #[tokio::test]
-async fn subscriptions_that_come_and_go_hold_nothing() {
+async fn ended_subscriptions_retain_no_memory() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
     let client = DeltaStream::open(control.address, DELTA).await.expect("a stream");
     for i in 0..100 {
@@ -196,14 +197,16 @@ async fn subscriptions_that_come_and_go_hold_nothing() {
     client.send(delta_request::<Eds>(&["last"], &[], ""));
     control.subscribed::<Eds>("last").await;
     let held = control.allocated_bytes();
-    assert!(held < 2 << 20, "{held} bytes are held");
+    assert!(held < 2 << 20, "{held} bytes are retained");
 }
 
-/// A client that answers responses which it has not read, by guessing their nonces, is owed two batches at most.
+/// If a client ACKs responses that it has not read, by guessing their nonces, the control plane queues at
+/// most two batches.
 #[tokio::test]
-async fn guessed_nonces_fill_no_queue() {
+async fn guessed_nonces_do_not_fill_the_queue() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
-    // Six clusters of about 130 KB of endpoints, of which clients ask for five: a response of its own for each choice.
+    // Six clusters with about 130 KB of endpoints each. Each request subscribes to five of them, so that the
+    // responses differ.
     let mesh = (0..6).fold(Mesh::new(), |mesh, i| {
         let many = (0..5_000).map(|j| Endpoint::at(([10, i, (j / 250) as u8, (j % 250) as u8], 1).into()));
         mesh.cluster(&format!("c{i}"), Cluster::new().endpoints(many))
@@ -219,11 +222,11 @@ async fn guessed_nonces_fill_no_queue() {
     client.send(delta_request::<Eds>(&["last"], &[], ""));
     control.subscribed::<Eds>("last").await;
     let held = control.allocated_bytes();
-    assert!(held < 16 << 20, "{held} bytes are held");
+    assert!(held < 16 << 20, "{held} bytes are retained");
     drop(client);
 }
 
-/// Each limit ends the stream that exceeds it, with a status that names it, and no other stream.
+/// A stream that exceeds a limit ends with a status that names the limit. Other streams are not affected.
 #[tokio::test]
 async fn limits_are_named() {
     let mut limits = ClientLimits::default();
@@ -270,25 +273,25 @@ async fn limits_are_named() {
     control.serves_others().await;
 }
 
-/// A rejection of any length is kept in part.
+/// The error message of a NACK is truncated before it is stored.
 #[tokio::test]
-async fn rejections_are_cut() {
+async fn nack_errors_are_truncated() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
     let mut client = SotwStream::open(control.address, SOTW).await.expect("a stream");
-    let wanted = ["a".to_owned()];
-    client.send(sotw_request::<Eds>(&wanted));
+    let requested = ["a".to_owned()];
+    client.send(sotw_request::<Eds>(&requested));
     let response = client.message().await.expect("open").expect("a response");
     let error = rpc::Status { code: 3, message: "x".repeat(1 << 20), ..rpc::Status::default() };
     client.send(DiscoveryRequest {
         response_nonce: response.nonce,
         error_detail: Some(error),
-        ..sotw_request::<Eds>(&wanted)
+        ..sotw_request::<Eds>(&requested)
     });
     let nack = soon("a NACK", control.cache.wait_nacked::<Eds>()).await;
     assert_eq!(nack.error.len(), 4_096 + 3);
 }
 
-/// Load reports at the end of their range add up to the largest number; names in them have a limit.
+/// Counts in load reports saturate at the maximum. Names in load reports have a maximum length.
 #[tokio::test]
 async fn load_reports_saturate() {
     let control = CountedControlPlane::start(ClientLimits::default()).await;
@@ -322,7 +325,7 @@ async fn load_reports_saturate() {
     control.serves_others().await;
 }
 
-/// Streams and connections have a number; those that are there are served on.
+/// The number of streams and connections is limited. Open ones continue to be served.
 #[tokio::test]
 async fn streams_and_connections_are_limited() {
     let mut limits = ClientLimits::default();
@@ -344,9 +347,9 @@ async fn streams_and_connections_are_limited() {
     open[0].send(sotw_request::<Cds>(&["a".to_owned()]));
     let response = open[0].message().await.expect("an open stream");
     assert_eq!(response.expect("a response").resources.len(), 1);
-    // The place of a stream that ended is free again.
+    // A stream that ended makes room for another one.
     drop(load);
-    soon("a place", async {
+    soon("a free stream", async {
         while let Err(status) = SotwStream::open_on(channel.clone(), SOTW).await {
             assert_eq!(status.code(), Code::ResourceExhausted);
             tokio::task::yield_now().await;

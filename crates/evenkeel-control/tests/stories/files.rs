@@ -1,4 +1,4 @@
-//! A mesh in a file, followed while people edit it.
+//! A mesh file that is watched while it is edited.
 
 use std::fs;
 use std::path::Path;
@@ -12,12 +12,12 @@ use crate::soon;
 
 const OFTEN: Duration = Duration::from_millis(5);
 
-/// A mesh whose only endpoint has this port.
+/// Mesh file whose only endpoint has this port.
 fn mesh(port: u16) -> String {
     format!("clusters: {{orders: {{endpoints: ['127.0.0.1:{port}']}}}}\n")
 }
 
-/// The port that is served.
+/// Port of the endpoint that is served.
 fn served(cache: &SnapshotCache) -> Option<u32> {
     use evenkeel_proto::envoy::config::core::v3::address::Address;
     use evenkeel_proto::envoy::config::core::v3::socket_address::PortSpecifier;
@@ -32,36 +32,36 @@ fn served(cache: &SnapshotCache) -> Option<u32> {
 
 struct WatchFixture {
     cache: SnapshotCache,
-    told: UnboundedReceiver<Result<Mesh, String>>,
+    changes: UnboundedReceiver<Result<Mesh, String>>,
     _mesh_watch: MeshWatchGuard,
 }
 
 async fn watch_file(path: &Path) -> WatchFixture {
     let cache = SnapshotCache::new();
-    let (on_change, told) = unbounded_channel();
-    let on_change = move |news: Result<&Mesh, &evenkeel_control::MeshErrors>| {
-        let _ = on_change.send(news.cloned().map_err(ToString::to_string));
+    let (on_change, changes) = unbounded_channel();
+    let on_change = move |change: Result<&Mesh, &evenkeel_control::MeshErrors>| {
+        let _ = on_change.send(change.cloned().map_err(ToString::to_string));
     };
-    let mesh_watch = cache.watch_file(path, OFTEN, on_change).await.expect("a good mesh");
-    WatchFixture { cache, told, _mesh_watch: mesh_watch }
+    let mesh_watch = cache.watch_file(path, OFTEN, on_change).await.expect("a valid mesh");
+    WatchFixture { cache, changes, _mesh_watch: mesh_watch }
 }
 
 impl WatchFixture {
     async fn next(&mut self) -> Result<Mesh, String> {
-        soon("news of the file", self.told.recv()).await.expect("the file is followed")
+        soon("a change of the file", self.changes.recv()).await.expect("the file is watched")
     }
 }
 
-/// An edit is served; a bad one is told of, and the last good mesh is served on.
+/// An edit is served. After an invalid edit the error is reported, and the last valid mesh is still served.
 #[tokio::test]
-async fn a_bad_edit_changes_nothing() {
+async fn an_invalid_edit_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mesh.yaml");
     fs::write(&path, mesh(1)).unwrap();
     let mut fixture = watch_file(&path).await;
     assert_eq!(served(&fixture.cache), Some(1));
     fs::write(&path, mesh(2)).unwrap();
-    // An editor that writes in two steps may be caught between them.
+    // An editor that writes in two steps may be read between them.
     while fixture.next().await.is_err() {}
     assert_eq!(served(&fixture.cache), Some(2));
     let version = fixture.cache.version::<ClusterLoadAssignment>();
@@ -81,9 +81,9 @@ async fn a_bad_edit_changes_nothing() {
     assert_eq!(served(&fixture.cache), Some(3));
 }
 
-/// Editors write beside the file and rename; config maps swap a link. A file that is gone is told of.
+/// Editors write a new file and rename it, and config maps replace a link. A missing file is reported.
 #[tokio::test]
-async fn files_are_replaced_in_many_ways() {
+async fn replaced_files_are_detected() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     for port in 1..=3 {
@@ -94,10 +94,10 @@ async fn files_are_replaced_in_many_ways() {
     assert_eq!(served(&fixture.cache), Some(1));
     std::os::unix::fs::symlink(at("mesh-2"), at("new-link")).unwrap();
     fs::rename(at("new-link"), at("mesh.yaml")).unwrap();
-    fixture.next().await.expect("a good mesh");
+    fixture.next().await.expect("a valid mesh");
     assert_eq!(served(&fixture.cache), Some(2));
     fs::rename(at("mesh-3"), at("mesh.yaml")).unwrap();
-    fixture.next().await.expect("a good mesh");
+    fixture.next().await.expect("a valid mesh");
     assert_eq!(served(&fixture.cache), Some(3));
     fs::remove_file(at("mesh.yaml")).unwrap();
     let error = fixture.next().await.expect_err("no file");
@@ -105,13 +105,13 @@ async fn files_are_replaced_in_many_ways() {
     assert_eq!(served(&fixture.cache), Some(3));
 }
 
-/// What is wrong to begin with is not followed.
+/// A file that is invalid from the start is not watched.
 #[tokio::test]
-async fn a_wrong_file_is_refused_at_once() {
+async fn an_invalid_file_is_rejected_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mesh.yaml");
     fs::write(&path, "clusters: 3").unwrap();
     let cache = SnapshotCache::new();
-    let errors = cache.watch_file(&path, OFTEN, |_| {}).await.expect_err("a wrong mesh").to_string();
+    let errors = cache.watch_file(&path, OFTEN, |_| {}).await.expect_err("an invalid mesh").to_string();
     assert!(errors.ends_with("mesh.yaml:1:11: clusters: expected a mapping, found 3"), "{errors}");
 }

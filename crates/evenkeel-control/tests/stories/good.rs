@@ -1,4 +1,4 @@
-//! Meshes that are right: what they mean, and that clients accept it.
+//! Valid meshes: the resources that they become, which clients accept.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use serde_json::json;
 use testkit::resources;
 
-/// Reads a mesh, and has a client's own validator accept every resource of it without a warning.
+/// Parses a mesh and checks that the client's parser accepts every resource without a warning.
 fn read(yaml: &str) -> Mesh {
     let mesh = Mesh::from_yaml(yaml).unwrap_or_else(|errors| panic!("{errors}\nin\n{yaml}"));
     accept(&mesh);
@@ -37,7 +37,7 @@ fn accept(mesh: &Mesh) {
     let parser = ResourceParser::new(evenkeel::Registry::standard());
     let from = ServerConfig::insecure("control.test:443");
     for (type_url, name, any) in mesh.resources().iter() {
-        let kind = ResourceType::from_type_url(type_url).expect("a type that clients ask for");
+        let kind = ResourceType::from_type_url(type_url).expect("a type that clients request");
         match parser.parse(kind, any, &from) {
             Ok(parsed) => {
                 assert_eq!(parsed.name, name);
@@ -48,7 +48,7 @@ fn accept(mesh: &Mesh) {
     }
 }
 
-/// The smallest mesh there is, message by message.
+/// The smallest mesh, resource by resource.
 #[test]
 fn a_service_is_four_resources() {
     let mesh = read(
@@ -71,7 +71,7 @@ clusters:
     let listener = resources::listener("orders", &resources::manager(RouteSpecifier::Rds(rds)));
     let mut cluster = resources::cluster("pay");
     cluster.eds_cluster_config.as_mut().unwrap().eds_config = Some(source);
-    // For Envoy: `explicit_http_config { http2_protocol_options {} }`.
+    // Envoy requires `explicit_http_config { http2_protocol_options {} }`.
     let http2 = Any { type_url: HttpProtocolOptions::type_url(), value: vec![26, 2, 18, 0] };
     cluster.typed_extension_protocol_options.insert(HttpProtocolOptions::full_name(), http2);
     assert_eq!(sent.get::<Listener>("orders"), Some(listener));
@@ -85,9 +85,9 @@ clusters:
     assert_eq!(sent.get::<ClusterLoadAssignment>("pay"), Some(endpoints));
 }
 
-/// Everything that routes can say is the same in YAML and in code.
+/// All route settings have the same meaning in YAML and in code.
 #[test]
-fn routes_say_it_all() {
+fn all_route_settings() {
     let yaml = "
 services:
   plain: {cluster: a, timeout: 1.5s}
@@ -162,7 +162,7 @@ clusters:
     assert_eq!(routes(in_yaml("plain")), routes(in_code(plain)));
     let split = Service::new().route(Route::split([("a", 95), ("b", 5)]));
     assert_eq!(routes(in_yaml("split")), routes(in_code(split)));
-    // And what it becomes, where a slip would not show above.
+    // Values that the comparison above would not check.
     let route = &routes(in_yaml("orders"))[0];
     let Some(Action::Route(action)) = &route.action else { panic!("{route:?}") };
     let retry = action.retry_policy.as_ref().unwrap();
@@ -172,9 +172,9 @@ clusters:
     assert_eq!(fraction.default_value.unwrap().numerator, 50, "of ten thousand");
 }
 
-/// Everything that clusters can say is the same in YAML and in code.
+/// All cluster settings have the same meaning in YAML and in code.
 #[test]
-fn clusters_say_it_all() {
+fn all_cluster_settings() {
     let yaml = "
 clusters:
   orders:
@@ -260,12 +260,12 @@ clusters:
         [(0, "", Some(1), 1), (0, "eu-1a", Some(3), 1), (1, "", Some(1), 1), (1, "eu-1b", Some(1), 1)];
     assert_eq!(groups, expected);
     let outliers = mesh.resources().get::<cds::Cluster>("orders").unwrap().outlier_detection.unwrap();
-    assert_eq!(outliers.enforcing_failure_percentage, Some(100), "it is off where it is not set (A50)");
+    assert_eq!(outliers.enforcing_failure_percentage, Some(100), "it is off if it is not set (A50)");
 }
 
-/// Without a weight of its own, a locality weighs as much as those of its endpoints that take calls.
+/// A locality without a weight has the sum of the weights of its endpoints that take calls.
 #[test]
-fn a_locality_weighs_what_its_endpoints_weigh() {
+fn a_locality_has_the_weight_of_its_endpoints() {
     let mesh = read(
         "
 clusters:
@@ -282,9 +282,9 @@ clusters:
     assert_eq!(weights, [Some(6), Some(1)]);
 }
 
-/// Only one of the two ways to be an outlier is on unless both are asked for.
+/// Only one of the two ejection algorithms is on unless both are configured.
 #[test]
-fn outliers_by_failures_alone() {
+fn failure_percentage_alone() {
     let outliers = |settings: &str| {
         let yaml = format!("clusters: {{a: {{endpoints: [], outlier_detection: {settings}}}}}");
         read(&yaml).resources().get::<cds::Cluster>("a").unwrap().outlier_detection.unwrap()
@@ -299,7 +299,7 @@ fn outliers_by_failures_alone() {
     assert_eq!(enforced("{success_rate: {}, failure_percentage: {enforcing: 5%}}"), (Some(100), Some(5)));
 }
 
-/// The message of a cluster's policy: the type of what is sent first, and of what is below if that is `WrrLocality`.
+/// Message type of a cluster's policy. For `WrrLocality`, the type of its child policy follows.
 fn policy(yaml: &str) -> Vec<String> {
     let mesh = read(&format!("clusters: {{a: {{endpoints: [], policy: {yaml}}}}}"));
     let cluster = mesh.resources().get::<cds::Cluster>("a").expect("a cluster");
@@ -320,9 +320,10 @@ fn policy(yaml: &str) -> Vec<String> {
     types
 }
 
-/// A52 for the messages, A42 and A48 for what stands below the choice of a locality. SPEC decision 1 for the enum.
+/// A52 defines the messages, A42 and A48 the policies below the locality. edf_weighted_round_robin is sent as
+/// the enum ROUND_ROBIN (see EDF-10).
 #[test]
-fn policies_are_sent_as_every_grpc_reads_them() {
+fn policies_are_sent_in_the_form_that_grpc_reads() {
     assert_eq!(policy("round_robin"), ["WrrLocality", "RoundRobin"]);
     assert_eq!(policy("weighted_round_robin"), ["WrrLocality", "ClientSideWeightedRoundRobin"]);
     assert_eq!(policy("{least_request: {choice_count: 3}}"), ["WrrLocality", "LeastRequest"]);
@@ -330,7 +331,7 @@ fn policies_are_sent_as_every_grpc_reads_them() {
     assert_eq!(policy("{ring_hash_experimental: {maxRingSize: 2048}}"), ["RingHash"]);
     assert_eq!(policy("pick_first"), ["PickFirst"]);
     assert_eq!(policy("edf_weighted_round_robin"), Vec::<String>::new(), "by the enum");
-    assert_eq!(policy("[{round_robin: {}}]"), ["RoundRobin"], "a list is sent as it stands");
+    assert_eq!(policy("[{round_robin: {}}]"), ["RoundRobin"], "a list is sent unchanged");
     assert_eq!(policy("[{wrr_locality: {child_policy: [{round_robin: }]}}]"), ["WrrLocality", "RoundRobin"]);
     assert_eq!(
         policy("{random_subsetting: {subset_size: 3, child_policy: round_robin}}"),
@@ -340,9 +341,9 @@ fn policies_are_sent_as_every_grpc_reads_them() {
     assert_eq!(policy(own), ["type.googleapis.com/edf_weighted_round_robin"]);
 }
 
-/// What a policy of one's own is told is what was written.
+/// The settings of a custom policy are sent as they were written.
 #[test]
-fn a_policy_of_ones_own_keeps_its_settings() {
+fn a_custom_policy_keeps_its_settings() {
     let settings = json!({"level": 3, "names": ["a", true, null, 0.5], "deep": {"er": {}}});
     let cluster = Cluster::new()
         .policy(ClusterPolicy::list([("my_policy", settings.clone()), ("round_robin", json!({}))]));
@@ -360,9 +361,9 @@ fn a_policy_of_ones_own_keeps_its_settings() {
     assert_eq!(fields["level"].kind, Some(evenkeel_proto::prost_types::value::Kind::NumberValue(3.0)));
 }
 
-/// The page that tells users how to write a mesh tells the truth.
+/// All meshes in docs/mesh.md parse.
 #[test]
-fn every_mesh_of_the_page_is_right() {
+fn every_mesh_of_the_page_is_valid() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/mesh.md");
     let page = std::fs::read_to_string(page).expect("the page");
     let blocks: Vec<_> =
@@ -375,7 +376,7 @@ fn every_mesh_of_the_page_is_right() {
 
 /// Anchors, aliases and merges work as in any YAML.
 #[test]
-fn aliases_stand_for_what_they_name() {
+fn yaml_aliases_are_resolved() {
     let mesh = read(
         "
 clusters:

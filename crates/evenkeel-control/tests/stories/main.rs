@@ -1,4 +1,4 @@
-//! What a control plane does, told from outside.
+//! Control plane, tested through its public API and over the wire.
 
 mod files;
 mod good;
@@ -9,10 +9,10 @@ mod wrong;
 use std::future::Future;
 use std::time::Duration;
 
-/// Only a failure takes this long.
+/// Maximum time of every wait; only a failure reaches it.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Waits for something that comes.
+/// Waits for a future and panics after the maximum time.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(LONG, future).await.unwrap_or_else(|_| panic!("waited in vain: {what}"))
+    tokio::time::timeout(LONG, future).await.unwrap_or_else(|_| panic!("timed out waiting for {what}"))
 }

@@ -1,6 +1,7 @@
-//! The protocol, message by message, with a client that says exactly what the story says.
+//! The xDS protocol, message by message, with a client that sends exactly the given requests.
 //!
-//! That something is *not* sent shows in what comes next: of one stream, responses come in order.
+//! To show that a response is *not* sent, the tests check the next one: responses of a stream arrive in
+//! order.
 
 use evenkeel_control::{
     ClientRequest, Cluster, ControlPlane, Endpoint, FaultModes, Mesh, ProtocolVariant, ResourceSet, Service,
@@ -25,7 +26,7 @@ fn node() -> Node {
     Node { id: "n".to_owned(), user_agent_name: "raw".to_owned(), ..Node::default() }
 }
 
-/// A request for names, answering a nonce.
+/// Request for these names, with the nonce of a response.
 fn sotw_request<M: Name>(names: &[&str], nonce: &str) -> DiscoveryRequest {
     DiscoveryRequest {
         node: Some(node()),
@@ -41,7 +42,7 @@ fn nack_request(request: DiscoveryRequest, error: &str) -> DiscoveryRequest {
     DiscoveryRequest { error_detail: Some(error), ..request }
 }
 
-/// The type, version and names of a response.
+/// Type, version and names of a response.
 fn response_parts(response: &DiscoveryResponse) -> (String, String, Vec<String>) {
     let name = |any: &evenkeel_proto::prost_types::Any| match any.type_url.as_str() {
         url if url == Eds::type_url() => Eds::decode(&*any.value).expect("a message").cluster_name,
@@ -74,7 +75,7 @@ async fn serve() -> ControlPlane {
     control
 }
 
-/// Clusters come whole, endpoints one by one; what did not change is not sent.
+/// All clusters are sent in one response, endpoints only if they changed.
 #[tokio::test]
 async fn state_of_the_world() {
     let control = serve().await;
@@ -88,24 +89,25 @@ async fn state_of_the_world() {
     expect(&response, "ClusterLoadAssignment", "1", &["a", "b"]);
     client.send(sotw_request::<Eds>(&["a", "b"], &response.nonce));
     soon("an ACK", control.wait_acked::<Eds>()).await;
-    // Nothing changes in the first, so only the second is sent; clusters did not change at all.
+    // The endpoints of `a` did not change, so only `b` is sent. Clusters did not change at all.
     control.set_mesh(&mesh().cluster("b", cluster(3)));
     let response = client.next().await;
     expect(&response, "ClusterLoadAssignment", "2", &["b"]);
     client.send(sotw_request::<Eds>(&["a", "b"], &response.nonce));
     assert_eq!(control.version::<Cds>(), 1);
-    // One cluster changes: both are sent.
+    // One cluster changes and both are sent.
     control.update(|resources| resources.set(Cds { lb_policy: 1, ..resources::cluster("b") }));
     let response = client.next().await;
     expect(&response, "Cluster", "2", &["a", "b"]);
     client.send(sotw_request::<Cds>(&["a", "b"], &response.nonce));
-    // One is gone: the other one is all there is.
+    // One cluster is removed and the response has the other.
     control.update(|resources| resources.remove::<Cds>("a"));
     let response = client.next().await;
     expect(&response, "Cluster", "3", &["b"]);
 }
 
-/// Without names: all listeners. Names later: these only. None again: none.
+/// A request without names subscribes to all listeners. A later one with names subscribes only to these. An
+/// empty list then unsubscribes from all.
 #[tokio::test]
 async fn wildcards() {
     let control = serve().await;
@@ -122,7 +124,7 @@ async fn wildcards() {
     client.send(sotw_request::<Lds>(&["two"], &response.nonce));
     let response = client.next().await;
     expect(&response, "Listener", "2", &["two"]);
-    client.send(sotw_request::<Lds>(&["*", "nobody"], &response.nonce));
+    client.send(sotw_request::<Lds>(&["*", "missing"], &response.nonce));
     let response = client.next().await;
     expect(&response, "Listener", "2", &["one", "three", "two"]);
     client.send(sotw_request::<Lds>(&[], &response.nonce));
@@ -131,10 +133,10 @@ async fn wildcards() {
     expect(&client.next().await, "RouteConfiguration", "3", &["one"]);
 }
 
-/// A wildcard for nothing is answered: there is nothing. So is a listener that does not exist. Endpoints that do
-/// not exist are sent when they do.
+/// A wildcard without resources gets an empty response. A missing listener gets one too. Missing endpoints
+/// are sent once they exist.
 #[tokio::test]
-async fn what_does_not_exist() {
+async fn missing_resources() {
     let control = ControlPlane::builder().serve().await.unwrap();
     let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
     client.send(sotw_request::<Cds>(&[], ""));
@@ -146,7 +148,8 @@ async fn what_does_not_exist() {
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
 }
 
-/// Of one type one response is under way; then comes the latest, once. An answer to an older one is ignored.
+/// One response per type is in flight, followed by the latest version. A request with an older nonce is
+/// ignored.
 #[tokio::test]
 async fn the_latest_wins() {
     let control = serve().await;
@@ -160,7 +163,7 @@ async fn the_latest_wins() {
     let second = client.next().await;
     expect(&second, "ClusterLoadAssignment", "11", &["a"]);
     control.set_mesh(&mesh());
-    // Stale: neither an answer nor a subscription.
+    // A stale nonce is neither an ACK nor a subscription.
     client.send(sotw_request::<Eds>(&["a", "b"], &first.nonce));
     client.send(sotw_request::<Lds>(&["one"], ""));
     expect(&client.next().await, "Listener", "1", &["one"]);
@@ -168,7 +171,7 @@ async fn the_latest_wins() {
     expect(&client.next().await, "ClusterLoadAssignment", "12", &["a"]);
 }
 
-/// What was rejected is recorded, and not sent again until it changes.
+/// A NACK is recorded, and the rejected resource is not sent again until it changes.
 #[tokio::test]
 async fn rejections() {
     let control = serve().await;
@@ -218,14 +221,14 @@ fn expect_delta(response: &DeltaDiscoveryResponse, kind: &str, names: &[&str], r
     }
 }
 
-/// Delta: what changed, what is gone, what does not exist.
+/// Delta: changed, removed and missing resources are sent.
 #[tokio::test]
 async fn deltas() {
     let control = serve().await;
     let mut client = DeltaStream::open(control.address(), DELTA).await.unwrap();
-    client.send(delta_request::<Cds>(&["a", "nobody"], &[], ""));
+    client.send(delta_request::<Cds>(&["a", "missing"], &[], ""));
     let response = client.next().await;
-    expect_delta(&response, "Cluster", &["a"], &["nobody"]);
+    expect_delta(&response, "Cluster", &["a"], &["missing"]);
     client.send(delta_request::<Cds>(&["b"], &[], &response.nonce));
     let response = client.next().await;
     expect_delta(&response, "Cluster", &["b"], &[]);
@@ -235,24 +238,24 @@ async fn deltas() {
     let response = client.next().await;
     expect_delta(&response, "Cluster", &[], &["a"]);
     client.send(delta_request::<Cds>(&[], &["b"], &response.nonce));
-    // Nobody wants it any more.
+    // The client has unsubscribed.
     soon(
         "the request",
         control.wait_until(|cache| {
-            cache.clients()[0].types[&Cds::type_url()].subscribed.names == ["a", "nobody"]
+            cache.clients()[0].types[&Cds::type_url()].subscribed.names == ["a", "missing"]
         }),
     )
     .await;
     control.update(|resources| resources.set(Cds { lb_policy: 1, ..resources::cluster("b") }));
-    // Who subscribes again is told again.
+    // A new subscription gets the resource again.
     client.send(delta_request::<Cds>(&["a", "b"], &[], ""));
     let response = client.next().await;
     expect_delta(&response, "Cluster", &["b"], &["a"]);
 }
 
-/// Delta: all there is, and all that comes and goes.
+/// Delta: a wildcard subscription gets all resources, additions and removals.
 #[tokio::test]
-async fn deltas_of_everything() {
+async fn deltas_of_a_wildcard() {
     let control = serve().await;
     let mut client = DeltaStream::open(control.address(), DELTA).await.unwrap();
     client.send(delta_request::<Cds>(&[], &[], ""));
@@ -271,14 +274,14 @@ async fn deltas_of_everything() {
     client.send(delta_request::<Cds>(&[], &["*"], &response.nonce));
     client.send(delta_request::<Lds>(&["*"], &[], ""));
     let mut response = client.next().await;
-    // The removal of a name under a wildcard may be told on its own.
+    // The removal of a name under a wildcard may be a response of its own.
     while response.type_url == Cds::type_url() {
         response = client.next().await;
     }
     expect_delta(&response, "Listener", &["one", "two"], &[]);
 }
 
-/// After a restart of the control plane, a client that says what it has is told what differs and nothing else.
+/// After a restart of the control plane, a client that sends its initial versions gets only the differences.
 #[tokio::test]
 async fn a_restart_sends_nothing_twice() {
     let control = serve().await;
@@ -298,7 +301,7 @@ async fn a_restart_sends_nothing_twice() {
     client.send(again.clone());
     client.send(delta_request::<Lds>(&["one"], &[], ""));
     expect_delta(&client.next().await, "Listener", &["one"], &[]);
-    soon("nothing to tell", control.wait_acked::<Eds>()).await;
+    soon("no difference to send", control.wait_acked::<Eds>()).await;
 
     control.set_mesh(&mesh().cluster("b", cluster(9)));
     let mut client = DeltaStream::open(control.address(), DELTA).await.unwrap();
@@ -306,7 +309,8 @@ async fn a_restart_sends_nothing_twice() {
     expect_delta(&client.next().await, "ClusterLoadAssignment", &["b"], &[]);
 }
 
-/// Of what leads to each other, what is led to comes first.
+/// Resources are sent before the resources that refer to them, as the make-before-break order of xDS
+/// requires.
 #[tokio::test]
 async fn clusters_come_before_routes() {
     let control = ControlPlane::builder().serve().await.unwrap();
@@ -319,8 +323,8 @@ async fn clusters_come_before_routes() {
     client.send(sotw_request::<Cds>(&["a"], ""));
     let response = client.next().await;
     client.send(sotw_request::<Cds>(&["a"], &response.nonce));
-    soon("the answers", control.wait_acked::<Cds>()).await;
-    soon("the answers", control.wait_acked::<Lds>()).await;
+    soon("the ACKs", control.wait_acked::<Cds>()).await;
+    soon("the ACKs", control.wait_acked::<Lds>()).await;
     control.set_mesh(&mesh());
     let mut order = Vec::new();
     for _ in 0..4 {
@@ -329,7 +333,7 @@ async fn clusters_come_before_routes() {
     assert_eq!(order, ["Cluster", "ClusterLoadAssignment", "Listener", "RouteConfiguration"]);
 }
 
-/// Envoy may ask for clusters and endpoints on streams of their own.
+/// Envoy may request clusters and endpoints on streams of their own.
 #[tokio::test]
 async fn one_type_per_stream() {
     let control = serve().await;
@@ -345,11 +349,11 @@ async fn one_type_per_stream() {
     assert_eq!(other.err().map(|status| status.code()), Some(tonic::Code::Unimplemented));
 }
 
-/// Clients that read nothing hold up nobody, and are owed one response of a type.
+/// Clients that do not read delay no other client, and at most one response per type is queued for them.
 #[tokio::test]
 async fn a_slow_reader() {
     let control = serve().await;
-    // Larger than any window: it stays in the server.
+    // Larger than any flow-control window, so that it stays in the server.
     let many = (0..40_000).map(|i| Endpoint::at(([10, 1, (i / 250) as u8, (i % 250) as u8], 1).into()));
     control.set_mesh(&mesh().cluster("a", Cluster::new().endpoints(many)));
     let slow = SotwStream::open(control.address(), SOTW).await.unwrap();
@@ -374,7 +378,7 @@ async fn a_slow_reader() {
     }
     let sent: Vec<_> = control.clients().iter().map(|client| client.types[&Eds::type_url()].sent).collect();
     assert_eq!(sent[0], Some(2));
-    // It wakes up: what it was sent is whole, then comes the latest.
+    // The slow client reads: the response sent to it is complete, and the next one has the latest version.
     let mut slow = slow;
     let response = slow.next().await;
     let assignment = Eds::decode(&*response.resources[0].value).unwrap();
@@ -383,9 +387,9 @@ async fn a_slow_reader() {
     assert_eq!(slow.next().await.version_info, control.version::<Eds>().to_string());
 }
 
-/// Difficult control planes, for tests of clients.
+/// Fault modes of the control plane, for tests of clients.
 #[tokio::test]
-async fn quirks() {
+async fn fault_modes() {
     let control = serve().await;
     control.set_fault_modes(FaultModes { silent: true, one_stream: true, refuse_lrs: true });
     let mut client = SotwStream::open(control.address(), SOTW).await.unwrap();
@@ -412,7 +416,7 @@ async fn quirks() {
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
 }
 
-/// Requests are recorded as they were received, from the call of `record_requests` on.
+/// Requests are recorded as received, once `record_requests` was called.
 #[tokio::test]
 async fn recorded_requests() {
     let control = serve().await;
@@ -427,7 +431,7 @@ async fn recorded_requests() {
     assert_eq!(control.client_requests(), [ClientRequest::Discovery(ack)]);
 }
 
-/// A client that asks for more than any client would is told so.
+/// A client that subscribes to too many types gets RESOURCE_EXHAUSTED.
 #[tokio::test]
 async fn too_many_types() {
     let control = serve().await;
@@ -442,7 +446,7 @@ async fn too_many_types() {
     );
 }
 
-/// A version goes up with a change and only with one.
+/// A version increases with each change, and only with a change.
 #[test]
 fn versions_count_changes() {
     let cache = SnapshotCache::new();
@@ -459,7 +463,7 @@ fn versions_count_changes() {
     assert_eq!((cache.version::<Cds>(), cache.version::<Eds>()), (3, 2));
 }
 
-/// A connection that does not speak HTTP/2 is closed after a time, and others are not.
+/// A connection that does not complete the HTTP/2 preface is closed after a timeout.
 #[tokio::test(start_paused = true)]
 async fn a_silent_connection_is_closed() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -467,6 +471,6 @@ async fn a_silent_connection_is_closed() {
     let mut silent = tokio::net::TcpStream::connect(control.address()).await.unwrap();
     silent.write_all(b"PRI * HTTP/2.0").await.unwrap();
     // The server may send its SETTINGS first.
-    let mut said = Vec::new();
-    soon("the end", silent.read_to_end(&mut said)).await.ok();
+    let mut received = Vec::new();
+    soon("the end", silent.read_to_end(&mut received)).await.ok();
 }

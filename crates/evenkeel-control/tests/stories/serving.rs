@@ -1,4 +1,4 @@
-//! Real channels, real backends: what is served is what happens.
+//! Real channels and real backends: the served mesh determines where calls go.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -39,7 +39,7 @@ impl ServingFixture {
         fixture
     }
 
-    /// The two by weight.
+    /// Mesh with the two backends at these weights.
     fn mesh(&self, first: u32, second: u32) -> Mesh {
         let [one, other] = self.backends.each_ref().map(Backend::address);
         let at = |address: SocketAddr, weight| Endpoint::at(address).weight(weight);
@@ -53,16 +53,16 @@ impl ServingFixture {
         Ok(EchoClient::new(self.channel.clone()).unary(request).await?.into_inner().backend)
     }
 
-    /// How many of so many calls each backend gets.
+    /// Number of calls that each backend received, of this number of calls.
     async fn shares(&self, calls: usize) -> BTreeMap<String, usize> {
         let mut shares = BTreeMap::new();
         for _ in 0..calls {
-            *shares.entry(self.call().await.expect("an answer")).or_default() += 1;
+            *shares.entry(self.call().await.expect("a response")).or_default() += 1;
         }
         shares
     }
 
-    /// Waits until calls are shared so.
+    /// Waits until calls are shared in this proportion.
     async fn until_shared(&self, first: usize, second: usize) {
         let expected: BTreeMap<_, _> =
             self.backends.iter().map(|backend| backend.name().to_owned()).zip([first, second]).collect();
@@ -70,9 +70,9 @@ impl ServingFixture {
     }
 }
 
-/// Weights that are edited are weights that hold, in both variants; the record says who has accepted what.
-async fn weights_are_edited(speaks: evenkeel::XdsVariant, variant: ProtocolVariant) {
-    let fixture = ServingFixture::start(speaks).await;
+/// Edited weights apply in both protocol variants, and the client record lists the ACKed versions.
+async fn weights_are_edited(client_variant: evenkeel::XdsVariant, variant: ProtocolVariant) {
+    let fixture = ServingFixture::start(client_variant).await;
     let mut events = fixture.control.events();
     fixture.until_shared(4, 4).await;
     soon("an ACK", fixture.control.wait_acked::<Eds>()).await;
@@ -100,25 +100,25 @@ async fn weights_are_edited_in_delta() {
     weights_are_edited(evenkeel::XdsVariant::Delta, ProtocolVariant::Delta).await;
 }
 
-/// A resource that clients reject is recorded with what they say of it, while the last good one serves.
+/// A rejected resource is recorded with the client's error message, while the last valid one is still used.
 #[tokio::test]
 async fn a_rejected_resource_changes_nothing() {
     let fixture = ServingFixture::start(evenkeel::XdsVariant::StateOfTheWorld).await;
-    fixture.call().await.expect("an answer");
+    fixture.call().await.expect("a response");
     soon("an ACK", fixture.control.wait_acked::<Cds>()).await;
     let garbage = Any { type_url: Cds::type_url(), value: vec![0xff] };
     fixture.control.update(|resources| resources.set_any(&Cds::type_url(), "pay", garbage));
     let nack = soon("a NACK", fixture.control.wait_nacked::<Cds>()).await;
     assert_eq!(nack.version, 2);
     assert!(nack.error.contains("cannot be decoded"), "{}", nack.error);
-    fixture.call().await.expect("an answer");
+    fixture.call().await.expect("a response");
     assert!(fixture.control.clients()[0].types[&Cds::type_url()].is_rejecting);
     fixture.control.set_mesh(&fixture.mesh(1, 1));
     soon("an ACK", fixture.control.wait_acked::<Cds>()).await;
     assert!(!fixture.control.clients()[0].types[&Cds::type_url()].is_rejecting);
 }
 
-/// What clients did comes back by LRS, and adds up.
+/// LRS reports the calls of clients, and the counts add up.
 #[tokio::test]
 async fn load_adds_up() {
     let fixture = ServingFixture::start(evenkeel::XdsVariant::StateOfTheWorld).await;
@@ -130,7 +130,7 @@ async fn load_adds_up() {
     fixture.shares(10).await;
     soon("a report", fixture.control.wait_until(|cache| issued(cache) == 30)).await;
     soon(
-        "the ends",
+        "the finished calls",
         fixture.control.wait_until(|cache| {
             let [report] = &cache.load_stats()[..] else { panic!("one locality") };
             report.total == LoadCounts { issued: 30, succeeded: 30, failed: 0, in_progress: 0 }
@@ -139,7 +139,7 @@ async fn load_adds_up() {
     .await;
     let [report] = &fixture.control.load_stats()[..] else { panic!("one locality") };
     assert_eq!((report.node_id.as_str(), report.cluster.as_str(), report.priority), ("node-7", "pay", 0));
-    // And what is dropped on purpose.
+    // Drops are reported too.
     let cluster = Cluster::new()
         .endpoint(Endpoint::at(fixture.backends[0].address()))
         .drop_calls("shed", TrafficFraction::ALL)
@@ -152,20 +152,20 @@ async fn load_adds_up() {
     assert_eq!((drops.category.as_deref(), drops.total), (Some("shed"), 1));
 }
 
-/// A control plane that comes back on its address is found again, and serves what it holds.
+/// After a restart on the same address the client reconnects, and the control plane serves its resources.
 #[tokio::test]
-async fn a_restart_is_survived() {
+async fn clients_survive_a_restart() {
     let ServingFixture { control, backends, channel } =
         ServingFixture::start(evenkeel::XdsVariant::StateOfTheWorld).await;
     let fixture = |control| ServingFixture { control, backends, channel };
     let (address, cache) = (control.address(), control.cache().clone());
     let fixture = fixture(control);
-    fixture.call().await.expect("an answer");
+    fixture.call().await.expect("a response");
     soon("an ACK", fixture.control.wait_acked::<Eds>()).await;
     let ServingFixture { control, backends, channel } = fixture;
     drop(control);
     soon("no clients", cache.wait_until(|cache| cache.clients().is_empty())).await;
-    // The port may be held for a moment by a connection that ends.
+    // A closing connection may hold the port for a moment.
     let control = soon("the port", async {
         loop {
             if let Ok(control) = ControlPlane::builder().listen(address).cache(cache.clone()).serve().await {

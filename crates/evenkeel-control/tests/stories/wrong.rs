@@ -1,38 +1,38 @@
-//! Meshes that are wrong: every error at once, each with its place and what was expected.
+//! Invalid meshes: all errors are reported at once, each with its position and the expected value.
 
 use std::fmt::Write as _;
 use std::fs;
 
 use evenkeel_control::{Cluster, Endpoint, Mesh, RetryOn, Route, RouteRetry, Service};
 
-/// What is wrong with a mesh, line by line.
+/// Checks the errors of an invalid mesh, line by line.
 #[track_caller]
-fn wrong(yaml: &str, expected: &[&str]) {
+fn check_errors(yaml: &str, expected: &[&str]) {
     let found = Mesh::from_yaml(yaml).map(|_| ()).expect_err(yaml).to_string();
     assert_eq!(found.lines().collect::<Vec<_>>(), expected, "in\n{yaml}");
 }
 
 #[test]
 fn not_yaml() {
-    wrong("services: [", &["1:11: unclosed bracket '['"]);
-    wrong("services:\n  a:\n  a:\n", &["3:3: the key \"a\" stands here twice"]);
-    wrong("a: &a\n  b: *a\n", &["2:6: an alias of what it stands in"]);
-    wrong("---\nservices: {}\n---\nservices: {}\n", &["3:1: expected one document, found several"]);
+    check_errors("services: [", &["1:11: unclosed bracket '['"]);
+    check_errors("services:\n  a:\n  a:\n", &["3:3: the key \"a\" stands here twice"]);
+    check_errors("a: &a\n  b: *a\n", &["2:6: an alias of what it stands in"]);
+    check_errors("---\nservices: {}\n---\nservices: {}\n", &["3:1: expected one document, found several"]);
 }
 
 #[test]
 fn not_a_mesh() {
-    wrong("", &["1:1: expected a mapping with services, clusters, found nothing"]);
-    wrong("- a", &["1:1: expected a mapping with services, clusters, found a list"]);
-    wrong("service: {}", &["1:1: service: unknown key \"service\"; did you mean services?"]);
-    wrong("x: {}", &["1:1: x: unknown key \"x\"; expected one of services, clusters"]);
-    wrong("services: 3", &["1:11: services: expected a mapping, found 3"]);
-    wrong("services: {'': }", &["1:12: services[\"\"]: expected a name, found an empty one"]);
+    check_errors("", &["1:1: expected a mapping with services, clusters, found nothing"]);
+    check_errors("- a", &["1:1: expected a mapping with services, clusters, found a list"]);
+    check_errors("service: {}", &["1:1: service: unknown key \"service\"; did you mean services?"]);
+    check_errors("x: {}", &["1:1: x: unknown key \"x\"; expected one of services, clusters"]);
+    check_errors("services: 3", &["1:11: services: expected a mapping, found 3"]);
+    check_errors("services: {'': }", &["1:12: services[\"\"]: expected a name, found an empty one"]);
 }
 
 #[test]
 fn clusters() {
-    wrong(
+    check_errors(
         "
 clusters:
   orders:
@@ -57,7 +57,7 @@ clusters:
             "11:71: clusters.orders.endpoints[5].priority: expected 0 (the highest) or a number after it, found \"high\"",
         ],
     );
-    wrong(
+    check_errors(
         "
 clusters:
   a:
@@ -83,7 +83,7 @@ clusters:
             "13:109: clusters.e.outlier_detection.max_ejection_percent: expected a whole number of percent, found \"1.5%\"",
         ],
     );
-    wrong(
+    check_errors(
         "
 clusters:
   a:
@@ -113,7 +113,7 @@ clusters:
 
 #[test]
 fn clusters_of_clusters() {
-    wrong(
+    check_errors(
         "
 clusters:
   a: {aggregate: [b, c, c, order], policy: round_robin}
@@ -134,7 +134,7 @@ clusters:
 
 #[test]
 fn policies() {
-    wrong(
+    check_errors(
         "
 clusters:
   a: {endpoints: [], policy: {ring_hash: {min_ring_size: 0, foo: 1}}}
@@ -163,7 +163,7 @@ clusters:
 
 #[test]
 fn services() {
-    wrong(
+    check_errors(
         "
 services:
   a: {routes: [{to: x, path: 3, prefix: /a}], timeout: 1s}
@@ -194,7 +194,7 @@ clusters:
             "8:40: services.f.timeouts: unknown key \"timeouts\"; did you mean timeout?",
         ],
     );
-    wrong(
+    check_errors(
         "
 services:
   orders.eu:
@@ -229,7 +229,7 @@ clusters:
     );
 }
 
-/// A mesh in code is checked as one in a file is, without lines.
+/// A mesh made in code is validated like one in a file, without line numbers.
 #[test]
 fn in_code() {
     let at = "10.0.0.1:1".parse().unwrap();
@@ -246,7 +246,7 @@ fn in_code() {
     assert_eq!(errors.lines().collect::<Vec<_>>(), expected);
 }
 
-/// Errors of a file name it, and are there for programs too.
+/// Errors of a file name the file, and they serialise to JSON for programs.
 #[test]
 fn in_a_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -266,7 +266,7 @@ fn in_a_file() {
     assert!(binary.ends_with("mesh.yaml: expected UTF-8, found another byte after 1 bytes"), "{binary}");
 }
 
-/// Whatever comes is answered soon, by an error.
+/// Hostile input leads to a short error in bounded time.
 #[test]
 fn hostile() {
     let mut bomb = "a: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
