@@ -1,4 +1,4 @@
-//! The browser that pages are tested in sees what a person would see.
+//! The browser for page tests reports the content and the problems of a page as a user would see them.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ const PAGE: &str = r#"<!doctype html><link rel="icon" href="data:,"><meta name="
 <button onclick="document.querySelector('h1').textContent = 'pressed'">press</button><input>"#;
 
 #[tokio::test]
-async fn it_opens_a_page_and_reads_it() {
+async fn a_page_is_opened_and_read() {
     let Some(browser) = Browser::start().await else { return };
     let url = serve(HashMap::from([("/", PAGE)]), "").await;
     let page = browser.page(800, 600, Theme::Dark).await;
@@ -31,7 +31,7 @@ async fn it_opens_a_page_and_reads_it() {
 }
 
 #[tokio::test]
-async fn keys_go_where_the_focus_is() {
+async fn keys_go_to_the_focused_element() {
     let Some(browser) = Browser::start().await else { return };
     let url = serve(HashMap::from([("/", PAGE)]), "").await;
     let page = browser.page(800, 600, Theme::Light).await;
@@ -48,7 +48,7 @@ async fn keys_go_where_the_focus_is() {
 }
 
 #[tokio::test]
-async fn whatever_goes_wrong_in_a_page_is_a_problem() {
+async fn errors_of_a_page_are_reported_as_problems() {
     let Some(browser) = Browser::start().await else { return };
     let elsewhere = serve(HashMap::from([("/x.png", "")]), "").await;
     let policy = "content-security-policy: default-src 'self'; img-src *; script-src 'self'\r\n";
@@ -62,18 +62,18 @@ async fn whatever_goes_wrong_in_a_page_is_a_problem() {
     let all = ["careful", "too bad", "404", "Content Security Policy", "another origin"];
     let complete = async {
         while !all.iter().all(|expected| found.iter().any(|problem| problem.contains(expected))) {
-            // Another question gives the events time to arrive.
+            // Another evaluation gives the events time to arrive.
             page.wait_for("document.readyState === 'complete'").await;
             found.extend(page.problems());
         }
     };
     let complete = tokio::time::timeout(Duration::from_secs(30), complete).await;
     assert!(complete.is_ok(), "{found:#?}");
-    assert_eq!(page.problems(), [""; 0], "they are told once");
+    assert_eq!(page.problems(), [""; 0], "each problem is reported once");
 }
 
 #[tokio::test]
-async fn it_takes_pictures_and_leaves_nothing_behind() {
+async fn screenshots_are_written_and_the_profile_is_removed() {
     let Some(browser) = Browser::start().await else { return };
     let page = browser.page(320, 200, Theme::Light).await;
     page.open("data:text/html,<p>hello").await;
@@ -85,11 +85,11 @@ async fn it_takes_pictures_and_leaves_nothing_behind() {
     assert!(profile.exists());
     drop(browser);
     assert!(!profile.exists());
-    assert!(!is_anyone_using(&profile), "a process of the browser lives on");
+    assert!(!is_in_use(&profile), "a process of the browser is still running");
 }
 
-/// Whether any process was started with this text as an argument.
-fn is_anyone_using(profile: &Path) -> bool {
+/// Returns true if a running process was started with this text as an argument.
+fn is_in_use(profile: &Path) -> bool {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let profile = profile.display().to_string();
     processes
@@ -97,7 +97,7 @@ fn is_anyone_using(profile: &Path) -> bool {
         .any(|line| String::from_utf8_lossy(&line).contains(&profile))
 }
 
-/// A server of these files, each with this header; what is not there is 404.
+/// Starts a server of these files, each with this header. Missing files are 404.
 async fn serve(files: HashMap<&str, &str>, header: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -112,11 +112,11 @@ async fn serve(files: HashMap<&str, &str>, header: &str) -> String {
             let path = request.split(' ').nth(1).unwrap_or_default();
             let kind = if path.contains(".js") { "text/javascript" } else { "text/html" };
             let (status, body) = files.get(path).map_or(("404 Not Found", ""), |body| ("200 OK", body));
-            let answer = format!(
+            let response = format!(
                 "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n{header}\r\n{body}",
                 body.len()
             );
-            stream.write_all(answer.as_bytes()).await.ok();
+            stream.write_all(response.as_bytes()).await.ok();
         }
     });
     format!("http://{address}/")

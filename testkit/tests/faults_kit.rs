@@ -1,4 +1,4 @@
-//! The parts that break things, held to what they promise: a fault that does not happen tests nothing.
+//! Tests of the fault injection: a fault that does not happen would make its tests meaningless.
 #![cfg(feature = "net")]
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests")]
 
@@ -25,13 +25,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Only a failure waits so long.
+/// Maximum time of every wait; only a failure reaches it.
 const BOUND: Duration = Duration::from_secs(30);
-/// How long nothing is watched happening. Too short hides a fault of the kit; it never makes a test fail.
+/// Time for which a test checks that nothing happens. If it is too short, a fault of the kit may go
+/// unnoticed, but no test fails.
 const QUIET: Duration = Duration::from_millis(50);
 
 async fn within<T>(future: impl Future<Output = T>) -> T {
-    timeout(BOUND, future).await.expect("it happens")
+    timeout(BOUND, future).await.expect("it happens in time")
 }
 
 async fn until(holds: impl Fn() -> bool) {
@@ -43,7 +44,7 @@ async fn until(holds: impl Fn() -> bool) {
     .await;
 }
 
-// The proxy.
+// Proxy.
 
 #[tokio::test]
 async fn bytes_go_both_ways_and_connections_count() {
@@ -60,7 +61,7 @@ async fn bytes_go_both_ways_and_connections_count() {
 }
 
 #[tokio::test]
-async fn a_half_closed_client_still_gets_its_answer() {
+async fn a_half_closed_client_still_gets_its_response() {
     let (_echo, proxy) = proxied().await;
     let mut client = connect(&proxy).await;
     client.write_all(b"last words").await.unwrap();
@@ -70,18 +71,18 @@ async fn a_half_closed_client_still_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn a_black_hole_keeps_what_it_swallows() {
+async fn a_black_hole_forwards_nothing() {
     let (echo, proxy) = proxied().await;
     let mut client = connect(&proxy).await;
     exchange(&mut client, b"before").await;
     proxy.black_hole(true);
     client.write_all(b"into the dark").await.unwrap();
     silent(&mut client).await;
-    // The server's end does not get through either.
+    // The FIN of the server is not forwarded either.
     echo.close_all();
     silent(&mut client).await;
     assert_eq!(proxy.open_connections(), 1);
-    // New ones fall into it too.
+    // New connections fall into the black hole too.
     let mut second = connect(&proxy).await;
     second.write_all(b"x").await.unwrap();
     silent(&mut second).await;
@@ -91,7 +92,7 @@ async fn a_black_hole_keeps_what_it_swallows() {
 }
 
 #[tokio::test]
-async fn a_client_that_gives_up_on_a_black_hole_is_let_go() {
+async fn a_client_that_closes_in_a_black_hole_is_dropped() {
     let (_echo, proxy) = proxied().await;
     for unread in [&b""[..], b"ping"] {
         let mut client = connect(&proxy).await;
@@ -105,7 +106,7 @@ async fn a_client_that_gives_up_on_a_black_hole_is_let_go() {
 }
 
 #[tokio::test]
-async fn delay_holds_every_byte_back_each_way() {
+async fn delay_applies_to_every_byte_in_both_directions() {
     let (echo, proxy) = proxied().await;
     let delay = Duration::from_millis(40);
     let mut client = connect(&proxy).await;
@@ -114,27 +115,27 @@ async fn delay_holds_every_byte_back_each_way() {
     let start = Instant::now();
     exchange(&mut client, b"there and back").await;
     assert!(start.elapsed() >= 2 * delay);
-    // A delay that is taken away frees what waits, unless something else holds it.
-    let heard = echo.bytes();
+    // Removing the delay releases the waiting bytes, unless the black hole holds them.
+    let before = echo.bytes();
     proxy.delay(Duration::from_secs(3600));
     client.write_all(b"soon").await.unwrap();
     silent(&mut client).await;
     proxy.black_hole(true);
     proxy.delay(Duration::ZERO);
     silent(&mut client).await;
-    assert_eq!(echo.bytes(), heard);
+    assert_eq!(echo.bytes(), before);
     proxy.black_hole(false);
     assert_eq!(received(&mut client, 4).await, b"soon");
 }
 
 #[tokio::test]
-async fn rate_slows_and_is_lifted() {
+async fn rate_limits_and_can_be_removed() {
     let (_echo, proxy) = proxied().await;
     let mut client = connect(&proxy).await;
     proxy.rate(10_000);
     let start = Instant::now();
     exchange(&mut client, &[1; 1200]).await;
-    // Six parts of 200 bytes are five waits of 20 ms, each way.
+    // Six parts of 200 bytes have five waits of 20 ms in each direction.
     assert!(start.elapsed() >= Duration::from_millis(100));
     proxy.rate(1);
     client.write_all(&vec![2; 100_000]).await.unwrap();
@@ -143,7 +144,7 @@ async fn rate_slows_and_is_lifted() {
 }
 
 #[tokio::test]
-async fn refused_and_taken_again_on_the_same_port() {
+async fn refused_and_accepted_again_on_the_same_port() {
     let (_echo, proxy) = proxied().await;
     let mut old = connect(&proxy).await;
     exchange(&mut old, b"before").await;
@@ -151,7 +152,7 @@ async fn refused_and_taken_again_on_the_same_port() {
         proxy.refuse(true).await;
         let refused = TcpStream::connect(proxy.address()).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        // The port is not given to others meanwhile.
+        // The port is not assigned to another socket in between.
         let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         assert_ne!(other.local_addr().unwrap(), proxy.address());
         proxy.refuse(false).await;
@@ -162,13 +163,13 @@ async fn refused_and_taken_again_on_the_same_port() {
 }
 
 #[tokio::test]
-async fn accept_only_takes_tcp_and_nothing_else() {
+async fn accept_only_completes_tcp_and_forwards_nothing() {
     let (echo, proxy) = proxied().await;
     let mut old = connect(&proxy).await;
     exchange(&mut old, b"before").await;
     proxy.accept_only(true);
     let mut waiting = connect(&proxy).await;
-    waiting.write_all(b"anybody?").await.unwrap();
+    waiting.write_all(b"accepted").await.unwrap();
     let leaving = connect(&proxy).await;
     until(|| proxy.open_connections() == 3).await;
     silent(&mut waiting).await;
@@ -177,12 +178,12 @@ async fn accept_only_takes_tcp_and_nothing_else() {
     assert_eq!(echo.accepted(), 1);
     exchange(&mut old, b"goes on").await;
     proxy.accept_only(false);
-    assert_eq!(received(&mut waiting, 8).await, b"anybody?");
+    assert_eq!(received(&mut waiting, 8).await, b"accepted");
     assert_eq!(echo.accepted(), 2);
 }
 
 #[tokio::test]
-async fn connections_end_as_ordered() {
+async fn connections_end_as_commanded() {
     let (echo, proxy) = proxied().await;
 
     let mut client = connect(&proxy).await;
@@ -191,7 +192,7 @@ async fn connections_end_as_ordered() {
     assert_eq!(rest(&mut client).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     until(|| proxy.open_connections() == 0).await;
 
-    // Bytes that nobody read do not turn the FIN into an RST.
+    // Unread bytes do not turn the FIN into an RST.
     let mut client = connect(&proxy).await;
     exchange(&mut client, b"before").await;
     proxy.black_hole(true);
@@ -211,16 +212,16 @@ async fn connections_end_as_ordered() {
     until(|| echo.bytes() == echoed + 11).await;
     assert_eq!(proxy.open_connections(), 1);
 
-    // An order is for those that are there, not for those that come.
+    // A command applies to open connections, not to later ones.
     exchange(&mut connect(&proxy).await, b"after").await;
 }
 
 #[tokio::test]
-async fn orders_reach_a_connection_whose_client_does_not_read() {
+async fn commands_reach_a_connection_whose_client_does_not_read() {
     let (echo, proxy) = proxied().await;
     let mut client = connect(&proxy).await;
     exchange(&mut client, b"before").await;
-    // Until every buffer on the way is full.
+    // Fills every buffer on the way.
     let flood = vec![0; 1 << 20];
     while timeout(QUIET, client.write_all(&flood)).await.is_ok() {}
     assert!(echo.bytes() > 0);
@@ -251,7 +252,7 @@ async fn one_byte_is_flipped_towards_the_client() {
     let mut old = connect(&proxy).await;
     exchange(&mut old, b"0123").await;
     proxy.flip_byte_at(6);
-    // Four bytes of this connection have passed: its sixth comes third.
+    // Four bytes of this connection have passed, so its sixth byte is the third of this write.
     old.write_all(b"4567").await.unwrap();
     assert_eq!(received(&mut old, 4).await, [b'4', b'5', !b'6', b'7']);
     exchange(&mut old, b"whole").await;
@@ -309,12 +310,12 @@ async fn rest(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Nothing comes, not even an end.
+/// Checks that neither data nor a FIN arrives.
 async fn silent(stream: &mut TcpStream) {
-    assert!(timeout(QUIET, stream.read_u8()).await.is_err(), "something came");
+    assert!(timeout(QUIET, stream.read_u8()).await.is_err(), "unexpected data or FIN");
 }
 
-/// Sends back what it gets.
+/// Server that echoes what it receives.
 struct Echo {
     address: SocketAddr,
     seen: watch::Sender<ReceivedEcho>,
@@ -336,7 +337,7 @@ impl Echo {
         let accepting = tokio::spawn({
             let seen = seen.clone();
             async move {
-                // Connections live and end with the listener.
+                // Connections are dropped with the listener.
                 let mut connections = tokio::task::JoinSet::new();
                 while let Ok((stream, _)) = listener.accept().await {
                     seen.send_modify(|seen| seen.accepted += 1);
@@ -367,12 +368,12 @@ impl Drop for Echo {
 }
 
 async fn echo(mut stream: TcpStream, seen: watch::Sender<ReceivedEcho>) -> io::Result<()> {
-    let mut orders = seen.subscribe();
-    let closes = orders.borrow().closes;
+    let mut commands = seen.subscribe();
+    let closes = commands.borrow().closes;
     let mut buffer = vec![0; 64 << 10];
     loop {
         let read = tokio::select! {
-            _ = orders.wait_for(|seen| seen.closes > closes) => return Ok(()),
+            _ = commands.wait_for(|seen| seen.closes > closes) => return Ok(()),
             read = stream.read(&mut buffer) => read?,
         };
         if read == 0 {
@@ -383,21 +384,21 @@ async fn echo(mut stream: TcpStream, seen: watch::Sender<ReceivedEcho>) -> io::R
     }
 }
 
-// Frames by hand, against a sound client.
+// Frames written by the test, against a correct client.
 
 #[tokio::test]
-async fn a_call_is_answered_by_hand() {
+async fn a_call_is_answered_frame_by_frame() {
     let (mut conn, client, _driver) = pair().await;
     let call = client.call(b"question");
-    let request = asked(&mut conn).await;
+    let request = next_request(&mut conn).await;
     assert_eq!((request.stream, request.message()), (1, &b"question"[..]));
     assert!(!request.headers.is_empty());
     conn.respond(1, b"reply", 0).await.unwrap();
     assert_eq!(outcome(call).await.unwrap(), ("0".into(), grpc(b"reply")));
 
-    // The same in parts, as a server that streams.
+    // The same in parts, as a streaming server sends it.
     let call = client.call(b"");
-    let stream = asked(&mut conn).await.stream;
+    let stream = next_request(&mut conn).await.stream;
     conn.respond_headers(stream, &[("x-part", "1")]).await.unwrap();
     let response = within(call).await.unwrap();
     assert_eq!(response.headers()["content-type"], "application/grpc");
@@ -414,17 +415,17 @@ async fn a_call_is_answered_by_hand() {
 }
 
 #[tokio::test]
-async fn requests_are_told_apart() {
+async fn interleaved_requests_are_separated() {
     let (mut conn, client, _driver) = pair().await;
     let (first, mut slow) = client.open(&[]);
     let _second = client.call(b"second");
-    // Larger than any first window, on both levels.
+    // Larger than the initial flow-control windows of stream and connection.
     let large = vec![9; 300_000];
     let _third = client.call(&large);
-    assert_eq!(asked(&mut conn).await.message(), b"second");
-    assert_eq!(asked(&mut conn).await.message(), large);
+    assert_eq!(next_request(&mut conn).await.message(), b"second");
+    assert_eq!(next_request(&mut conn).await.message(), large);
     slow.send_data(grpc(b"first").into(), true).unwrap();
-    let request = asked(&mut conn).await;
+    let request = next_request(&mut conn).await;
     assert_eq!((request.stream, request.message()), (1, &b"first"[..]));
     conn.respond(1, b"ok", 0).await.unwrap();
     assert_eq!(outcome(first).await.unwrap().0, "0");
@@ -436,9 +437,9 @@ async fn header_blocks_run_over_frames() {
     let long = "v".repeat(40_000);
     let (call, mut body) = client.open(&[("x-long", &long)]);
     body.send_data(Bytes::new(), true).unwrap();
-    let request = asked(&mut conn).await;
+    let request = next_request(&mut conn).await;
     assert!(request.headers.len() > 16_384);
-    // Lengths at the edges of their coding: one byte, two, three.
+    // Lengths at the limits of the HPACK encoding in one, two and three bytes.
     let fields: Vec<_> =
         [0, 126, 127, 254, 255, 16_510, 16_511, 40_000].map(|length| "w".repeat(length)).into();
     let fields: Vec<_> = fields.iter().map(|value| ("x-wide", value.as_str())).collect();
@@ -452,25 +453,25 @@ async fn header_blocks_run_over_frames() {
 async fn streams_are_reset_both_ways() {
     let (mut conn, client, _driver) = pair().await;
     let call = client.call(b"");
-    let stream = asked(&mut conn).await.stream;
+    let stream = next_request(&mut conn).await.stream;
     conn.reset(stream, code::REFUSED_STREAM).await.unwrap();
     assert_eq!(outcome(call).await.unwrap_err().reason(), Some(Reason::REFUSED_STREAM));
 
     let call = client.call(b"");
-    let stream = asked(&mut conn).await.stream;
+    let stream = next_request(&mut conn).await.stream;
     drop(call);
     let later = client.call(b"later");
-    assert_eq!(asked(&mut conn).await.message(), b"later");
+    assert_eq!(next_request(&mut conn).await.message(), b"later");
     drop(later);
     assert_eq!(conn.resets(), [(stream, code::CANCEL)]);
 }
 
 #[tokio::test]
-async fn go_away_tells_what_was_processed() {
+async fn go_away_has_the_last_processed_stream() {
     let (mut conn, client, driver) = pair().await;
     let calls = [client.call(b"1"), client.call(b"3")];
     for stream in [1, 3] {
-        assert_eq!(asked(&mut conn).await.stream, stream);
+        assert_eq!(next_request(&mut conn).await.stream, stream);
     }
     conn.go_away(1, code::NO_ERROR, b"enough").await.unwrap();
     conn.respond(1, b"done", 0).await.unwrap();
@@ -483,13 +484,13 @@ async fn go_away_tells_what_was_processed() {
 }
 
 #[tokio::test]
-async fn settings_are_the_tests_choice() {
+async fn settings_are_chosen_by_the_test() {
     let (mut conn, client, _driver) = greeting().await;
     conn.settings(&[(setting::MAX_CONCURRENT_STREAMS, 1)]).await.unwrap();
-    // The answer to a ping says that the settings were read.
+    // The PING ACK shows that the settings were read.
     within(conn.ping()).await.unwrap();
     let _call = client.call(b"");
-    asked(&mut conn).await;
+    next_request(&mut conn).await;
     assert_eq!(client.requests.current_max_send_streams(), 1);
 }
 
@@ -498,20 +499,20 @@ async fn pings_are_answered_unless_muted() {
     let (mut conn, mut client, _driver) = pair().await;
     tokio::select! {
         pong = within(client.pings.ping(Ping::opaque())) => assert!(pong.is_ok()),
-        _ = conn.next_request() => panic!("nobody asked"),
+        _ = conn.next_request() => panic!("unexpected request"),
     }
     conn.mute_pings();
     let unanswered = async {
         tokio::select! {
-            _ = client.pings.ping(Ping::opaque()) => panic!("answered"),
-            _ = conn.next_request() => panic!("nobody asked"),
+            _ = client.pings.ping(Ping::opaque()) => panic!("unexpected PING ACK"),
+            _ = conn.next_request() => panic!("unexpected request"),
         }
     };
     assert!(timeout(QUIET, unanswered).await.is_err());
 }
 
 #[tokio::test]
-async fn frames_come_as_they_are() {
+async fn frames_are_passed_on_unchanged() {
     let (mut conn, client, _driver) = greeting().await;
     let settings = within(conn.next_frame()).await.unwrap();
     assert_eq!((settings.kind, settings.flags, settings.stream), (kind::SETTINGS, 0, 0));
@@ -529,9 +530,9 @@ async fn frames_come_as_they_are() {
     drop(client);
 }
 
-/// A test can tell how a client took bad frames: by the code it left with.
+/// The error code with which a client closes shows how it handled an invalid frame.
 #[tokio::test]
-async fn bad_frames_are_the_clients_to_refuse() {
+async fn invalid_frames_are_rejected_by_the_client() {
     let bad = [
         (Frame::new(kind::DATA, 0, 0, &b"no stream"[..]), code::PROTOCOL_ERROR),
         (Frame::new(kind::PING, 0, 0, &b"short"[..]), code::PROTOCOL_ERROR),
@@ -542,7 +543,7 @@ async fn bad_frames_are_the_clients_to_refuse() {
     for (frame, code) in bad {
         let (mut conn, client, driver) = pair().await;
         let call = client.call(b"");
-        asked(&mut conn).await;
+        next_request(&mut conn).await;
         conn.send(frame.clone()).await.unwrap();
         assert_eq!(within(conn.closed()).await, Some(code), "{frame:?}");
         assert!(outcome(call).await.is_err());
@@ -554,8 +555,8 @@ async fn bad_frames_are_the_clients_to_refuse() {
 }
 
 #[tokio::test]
-async fn a_peer_leaves_with_or_without_manners() {
-    // Bytes that nobody read do not turn the FIN into an RST.
+async fn a_peer_closes_with_fin_or_rst() {
+    // Unread bytes do not turn the FIN into an RST.
     let peer = Peer::bind().await;
     let mut client = TcpStream::connect(peer.address()).await.unwrap();
     client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nunread").await.unwrap();
@@ -565,13 +566,13 @@ async fn a_peer_leaves_with_or_without_manners() {
 
     let (mut conn, client, driver) = pair().await;
     let call = client.call(b"");
-    asked(&mut conn).await;
+    next_request(&mut conn).await;
     conn.abort();
     let lost = outcome(call).await.unwrap_err();
     assert_eq!(lost.get_io().map(io::Error::kind), Some(io::ErrorKind::ConnectionReset), "{lost}");
     assert!(within(driver).await.unwrap().is_err());
 
-    // One that leaves before its preface does not stand in the way of the next.
+    // A connection that closes before its preface does not block the next one.
     let peer = Peer::bind().await;
     drop(TcpStream::connect(peer.address()).await.unwrap());
     let (mut conn, client) = tokio::join!(within(peer.accept()), Client::connect(peer.address()));
@@ -579,7 +580,7 @@ async fn a_peer_leaves_with_or_without_manners() {
     assert_eq!(within(conn.closed()).await, Some(code::NO_ERROR));
 }
 
-/// A connection with nothing sent by the peer.
+/// Connection on which the peer has sent nothing.
 async fn greeting() -> (Conn, Client, Driver) {
     let peer = Peer::bind().await;
     let (conn, (client, driver)) = tokio::join!(within(peer.accept()), Client::connect(peer.address()));
@@ -592,8 +593,8 @@ async fn pair() -> (Conn, Client, Driver) {
     (conn, client, driver)
 }
 
-/// The next request.
-async fn asked(conn: &mut Conn) -> frames::Request {
+/// Returns the next request.
+async fn next_request(conn: &mut Conn) -> frames::Request {
     within(conn.next_request()).await.unwrap()
 }
 
@@ -632,7 +633,7 @@ fn grpc(message: &[u8]) -> Vec<u8> {
     [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat()
 }
 
-/// The status and the body of an answer.
+/// Returns the status and the body of a response.
 async fn outcome(call: ResponseFuture) -> Result<(String, Vec<u8>), h2::Error> {
     let response = within(call).await?;
     let early = response.headers().get("grpc-status").cloned();
@@ -655,7 +656,7 @@ async fn body(response: Response<h2::RecvStream>) -> Result<(Vec<u8>, http::Head
 // Many endpoints behind one listener.
 
 #[tokio::test]
-async fn one_listener_stands_for_many_endpoints() {
+async fn one_listener_serves_many_endpoints() {
     const ENDPOINTS: u32 = 300;
     let served = serve(|call| Answer::Ok(call.local.to_string().into()));
     let mut expected = BTreeMap::new();
@@ -664,7 +665,7 @@ async fn one_listener_stands_for_many_endpoints() {
         let address = served.address(endpoint);
         let (client, driver) = Client::connect(address).await;
         for _ in 0..endpoint % 4 {
-            let (status, body) = outcome(client.call(b"who are you?")).await.unwrap();
+            let (status, body) = outcome(client.call(b"address")).await.unwrap();
             assert_eq!((status.as_str(), body), ("0", grpc(address.ip().to_string().as_bytes())));
             *expected.entry(address.ip()).or_insert(0) += 1;
         }
@@ -684,7 +685,7 @@ async fn one_listener_stands_for_many_endpoints() {
 }
 
 #[tokio::test]
-async fn answers_are_what_the_closure_says() {
+async fn the_closure_determines_the_response() {
     let served = serve(|call| {
         assert_eq!(call.stream, 2 * call.index as u32 + 1);
         let go_away = |last_stream, answer| Answer::GoAwayThen {
@@ -710,7 +711,8 @@ async fn answers_are_what_the_closure_says() {
     assert_eq!(outcome(client.call(b"refuse")).await.unwrap_err().reason(), Some(Reason::REFUSED_STREAM));
     assert_eq!(outcome(client.call(b"reset")).await.unwrap_err().reason(), Some(Reason::ENHANCE_YOUR_CALM));
     assert_eq!(outcome(client.call(b"which")).await.unwrap().1, grpc(b"0 5"));
-    // What is below the last stream is still owed an answer, and the connection stays for it.
+    // Streams up to the last stream of the GOAWAY still get a response, and the connection stays open for
+    // them.
     assert_eq!(outcome(client.call(b"drain")).await.unwrap().1, grpc(b"last"));
     assert_eq!(served.calls_by_address().into_values().collect::<Vec<_>>(), [7]);
     assert_eq!(served.open_connections(), 1);
@@ -722,9 +724,9 @@ async fn answers_are_what_the_closure_says() {
     assert!(timeout(QUIET, silent).await.is_err());
 }
 
-/// Requests above the last stream of a GOAWAY were not processed, and do not count.
+/// Requests above the last stream of a GOAWAY are not processed and not counted.
 #[tokio::test]
-async fn what_a_goaway_shuts_out_does_not_count() {
+async fn requests_above_the_goaway_stream_do_not_count() {
     let served = serve(|call| Answer::GoAwayThen {
         last_stream: 1,
         code: code::NO_ERROR,
@@ -738,9 +740,10 @@ async fn what_a_goaway_shuts_out_does_not_count() {
     assert_eq!(served.calls_by_address().into_values().sum::<u64>(), 1);
 }
 
-/// Answers wait for the client's window: many large ones at once do not break the connection.
+/// Responses respect the flow-control window of the client: many large ones at once do not break the
+/// connection.
 #[tokio::test]
-async fn served_answers_respect_the_window() {
+async fn served_responses_respect_the_window() {
     let served = serve(|call| Answer::Ok(vec![call.index as u8; 60_000].into()));
     let (client, _driver) = dial(&served).await;
     let calls: Vec<_> = (0..50).map(|_| client.call(b"much")).collect();
@@ -756,7 +759,7 @@ async fn dial(served: &Served) -> (Client, Driver) {
 // Certificates.
 
 #[tokio::test]
-async fn names_are_what_a_certificate_holds_for() {
+async fn certificates_are_valid_for_their_names() {
     let ca = Ca::new("test ca");
     let cert = ca.issue(&["localhost", "127.0.0.1", "*.orders.test", "spiffe://test/ns/orders"]);
     let config = || certs::server_config(&cert, None);
@@ -769,13 +772,13 @@ async fn names_are_what_a_certificate_holds_for() {
         let (client, _) = shake(config(), &ca.pem(), None, name).await;
         assert!(client.unwrap_err().to_string().contains("not valid for name"), "{name}");
     }
-    // rustls asks for no URI; it must be there all the same.
+    // rustls does not check URI names; the certificate must contain it all the same.
     let der = &certs::chain(&cert.pem)[0];
     assert!(der.windows(23).any(|part| part == b"spiffe://test/ns/orders"));
 }
 
 #[tokio::test]
-async fn bad_certificates_are_bad_in_one_way_each() {
+async fn each_invalid_certificate_has_one_defect() {
     let ca = Ca::new("test ca");
     let same_name = Ca::new("test ca");
     let bad = [
@@ -787,14 +790,14 @@ async fn bad_certificates_are_bad_in_one_way_each() {
     ];
     for (cert, reason) in bad {
         let (client, server) = shake(certs::server_config(&cert, None), &ca.pem(), None, "localhost").await;
-        let told = client.unwrap_err().to_string();
-        assert!(told.contains(reason), "{told} is not about {reason}");
+        let error = client.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error} is not about {reason}");
         assert!(server.is_err());
     }
 }
 
 #[tokio::test]
-async fn clients_show_a_certificate_where_one_is_asked_for() {
+async fn clients_present_a_certificate_on_request() {
     let (ca, clients) = (Ca::new("servers"), Ca::new("clients"));
     let server = ca.issue(&["localhost"]);
     let cases = [
@@ -803,25 +806,25 @@ async fn clients_show_a_certificate_where_one_is_asked_for() {
         (Some(ca.issue_client(&["spiffe://test/ns/web"])), false),
         (Some(clients.issue(&["localhost"])), false),
     ];
-    for (index, (shown, accepted)) in cases.into_iter().enumerate() {
+    for (index, (client_cert, accepted)) in cases.into_iter().enumerate() {
         let config = certs::server_config(&server, Some(&clients.pem()));
-        let (_, outcome) = shake(config, &ca.pem(), shown.as_ref(), "localhost").await;
+        let (_, outcome) = shake(config, &ca.pem(), client_cert.as_ref(), "localhost").await;
         assert_eq!(outcome.is_ok(), accepted, "case {index}: {outcome:?}");
     }
 }
 
-/// Both sides of a handshake: the client's protocol, and whether the server was content.
+/// Runs both sides of a TLS handshake. Returns the ALPN protocol of the client and the result of the server.
 async fn shake(
     server: rustls::ServerConfig,
     roots: &str,
-    shown: Option<&Cert>,
+    client_cert: Option<&Cert>,
     name: &str,
 ) -> (io::Result<Option<Vec<u8>>>, io::Result<()>) {
     let builder = rustls::ClientConfig::builder_with_provider(certs::provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(certs::roots(roots));
-    let mut client = match shown {
+    let mut client = match client_cert {
         None => builder.with_no_client_auth(),
         Some(cert) => {
             builder.with_client_auth_cert(certs::chain(&cert.pem), certs::private_key(&cert.key_pem)).unwrap()

@@ -1,9 +1,9 @@
-//! What the crates promise to leave out.
+//! Invariants about things that the crates must not have.
 //!
-//! A promise about what is absent goes stale silently: nothing breaks on the day someone adds the arrow, the clock
-//! or the global. Each such promise about the workspace is a test here, over `cargo metadata`, the manifests and
-//! the sources. A test that fails here asks for a decision, not for a patch: if the decision is to change the
-//! promise, change the table and ARCHITECTURE.md together.
+//! A statement about something absent goes stale silently: nothing breaks when a change adds the dependency,
+//! the clock or the global. Each such statement about the workspace is a test here, over `cargo metadata`,
+//! the manifests and the sources. A failing test here needs a decision, not a patch. To change the invariant,
+//! change the table and ARCHITECTURE.md together.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use std::{fs, iter};
 
 use serde_json::Value;
 
-/// Which of our crates each of our crates may build on. Every crate stands here, the planned ones too.
-const ARROWS: &[(&str, &[&str])] = &[
+/// Allowed dependencies between the crates of the workspace. Every crate is listed.
+const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("evenkeel-core", &[]),
     ("evenkeel-proto", &[]),
     ("evenkeel-orca", &["evenkeel-proto"]),
@@ -43,26 +43,26 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("testkit", &["evenkeel-control", "evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
 ];
 
-/// What the core may take from others. It is small because the core stands below everything.
-const CORE_MAY_USE: &[&str] = &["serde", "serde_json", "xxhash-rust"];
+/// Third-party crates that the core may use. There are few because all other crates depend on the core.
+const CORE_DEPENDENCIES: &[&str] = &["serde", "serde_json", "xxhash-rust"];
 
-/// The crates that decide and cannot act.
+/// Crates that make decisions and perform no I/O.
 const SANS_IO: &[&str] = &["evenkeel-core", "evenkeel-xds"];
 
-/// What their `clippy.toml` bans at the least. The lists there are longer; these stand for their kinds.
+/// Paths that their `clippy.toml` must ban. The lists there are longer; these are one example of each kind.
 const BANNED: &[&str] =
     &["std::time::Instant::now", "std::net::TcpStream", "std::thread::spawn", "std::thread::sleep"];
 
-/// The dependencies between our crates are those of the table, and no others. Tests may use what they like, and so may the
-/// bench, which is not shipped; the code that is never stands on the testkit.
+/// Dependencies between the crates of the workspace are those of the table. Dev-dependencies are free, and so
+/// is the bench, which is not shipped. No shipped code depends on the testkit.
 #[test]
-fn arrows_point_down() {
+fn dependencies_point_down() {
     let workspace = Workspace::load();
     let mut faults = Vec::new();
     for package in &workspace.packages {
-        let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == package.name) else {
+        let Some((_, allowed)) = ALLOWED_DEPENDENCIES.iter().find(|(name, _)| *name == package.name) else {
             faults.push(format!(
-                "{}: not in the table of arrows; decide what it may build on and add it to ARROWS",
+                "{}: not in the table; decide which crates it may depend on and add it to ALLOWED_DEPENDENCIES",
                 package.name
             ));
             continue;
@@ -80,9 +80,10 @@ fn arrows_point_down() {
     assert_none(&faults);
 }
 
-/// A plain `cargo build` or `cargo test` leaves `tools/` out, and no crate needs a tool, not even for its tests.
+/// A plain `cargo build` or `cargo test` does not build `tools/`. No crate depends on a tool, not even for
+/// its tests.
 #[test]
-fn default_build_leaves_the_tools_out() {
+fn default_build_excludes_the_tools() {
     let workspace = Workspace::load();
     let (tools, others): (Vec<_>, Vec<_>) =
         workspace.packages.iter().partition(|package| package.dir.starts_with(workspace.root.join("tools")));
@@ -97,27 +98,27 @@ fn default_build_leaves_the_tools_out() {
         }
     }
     for package in others.iter().filter(|package| !package.is_default) {
-        faults.push(format!("{}: `cargo test` leaves it out; add it to default-members", package.name));
+        faults.push(format!("{}: `cargo test` does not build it; add it to default-members", package.name));
     }
     assert_none(&faults);
 }
 
-/// The core depends on three small crates of others, features and build scripts included.
+/// The core depends on three small third-party crates. Features and build scripts count too.
 #[test]
-fn core_stands_on_little() {
+fn core_has_few_dependencies() {
     let workspace = Workspace::load();
     let core = workspace.package("evenkeel-core").expect("the core is a member");
     let others = core.shipped.iter().filter(|name| !workspace.has(name));
     let faults: Vec<_> = others
-        .filter(|name| !CORE_MAY_USE.contains(&name.as_str()))
+        .filter(|name| !CORE_DEPENDENCIES.contains(&name.as_str()))
         .map(|name| format!("evenkeel-core: depends on {name}; what would we write instead?"))
         .collect();
     assert_none(&faults);
 }
 
-/// Edition, MSRV and licence stand once, in the workspace manifest, and hold for every crate.
+/// Edition, MSRV and licence are set once, in the workspace manifest, and inherited by every crate.
 #[test]
-fn facts_of_the_workspace_stand_once() {
+fn package_fields_are_inherited() {
     let workspace = Workspace::load();
     let mut faults = Vec::new();
     for field in ["edition", "rust-version", "license"] {
@@ -137,9 +138,10 @@ fn facts_of_the_workspace_stand_once() {
     assert_none(&faults);
 }
 
-/// Every crate takes the workspace's lints. Cargo does not ask for it, so a new crate easily goes without.
+/// Every crate inherits the lints of the workspace. Cargo does not require it, so a new crate easily lacks
+/// them.
 #[test]
-fn every_crate_takes_the_lints() {
+fn every_crate_inherits_the_lints() {
     let workspace = Workspace::load();
     let faults: Vec<_> = workspace
         .packages
@@ -152,9 +154,9 @@ fn every_crate_takes_the_lints() {
     assert_none(&faults);
 }
 
-/// The crates without a clock, sockets or threads have clippy refuse them, by a list of their own.
+/// In the crates without a clock, sockets or threads, their own `clippy.toml` makes clippy reject these.
 #[test]
-fn deciding_crates_ban_acting() {
+fn sans_io_crates_ban_io() {
     let workspace = Workspace::load();
     let mut faults = Vec::new();
     for package in SANS_IO.iter().filter_map(|name| workspace.package(name)) {
@@ -169,7 +171,7 @@ fn deciding_crates_ban_acting() {
     assert_none(&faults);
 }
 
-/// A crate's own `clippy.toml` hides the workspace's, so it repeats what stands there.
+/// A crate's own `clippy.toml` replaces that of the workspace, so it must repeat the common settings.
 #[test]
 fn own_clippy_settings_repeat_the_common_ones() {
     let workspace = Workspace::load();
@@ -186,10 +188,10 @@ fn own_clippy_settings_repeat_the_common_ones() {
     assert_none(&faults);
 }
 
-/// The core holds no global and needs no `unsafe`: its sources have no `static` item (that covers `static mut`, a
-/// `OnceLock` at rest, `thread_local!`) and no `unsafe` at all.
+/// The core has no global and no `unsafe`. Its sources have no `static` item, which also excludes `static
+/// mut`, a `OnceLock` in a static and `thread_local!`.
 #[test]
-fn core_holds_no_global_and_nothing_unsafe() {
+fn core_has_no_global_and_no_unsafe() {
     let workspace = Workspace::load();
     let core = workspace.package("evenkeel-core").expect("the core is a member");
     let sources = rust_files(&core.dir.join("src"));
@@ -204,9 +206,9 @@ fn core_holds_no_global_and_nothing_unsafe() {
     assert_none(&faults);
 }
 
-/// The search for globals sees items, and is not misled by lifetimes, comments, strings and longer names.
+/// The search for globals finds items. It ignores lifetimes, comments, strings and longer names.
 #[test]
-fn search_for_globals_sees_code_only() {
+fn search_for_globals_reads_code_only() {
     let found = [
         "static A: u8 = 0;",
         "pub(crate) static mut A: u8 = 0;",
@@ -235,7 +237,7 @@ fn search_for_globals_sees_code_only() {
     }
 }
 
-/// Our crates as cargo sees them.
+/// Crates of the workspace, from `cargo metadata`.
 struct Workspace {
     root: PathBuf,
     packages: Vec<Package>,
@@ -244,15 +246,15 @@ struct Workspace {
 struct Package {
     name: String,
     dir: PathBuf,
-    /// The manifest as it is written, before inheritance.
+    /// Manifest as written, before inheritance.
     manifest: String,
-    /// The fields whose value cargo works out, by their name in a manifest.
+    /// Fields whose value cargo resolves, by their name in a manifest.
     facts: BTreeMap<&'static str, Option<String>>,
     /// Normal and build dependencies, optional ones too, by their real names.
     shipped: Vec<String>,
-    /// The same and those of tests.
+    /// Shipped dependencies and dev-dependencies.
     dependencies: Vec<String>,
-    /// Whether cargo builds it without `-p` or `--workspace`.
+    /// True if cargo builds the crate without `-p` or `--workspace`.
     is_default: bool,
 }
 
@@ -260,7 +262,8 @@ impl Workspace {
     fn load() -> Self {
         let output = Command::new(env!("CARGO"))
             .args(["metadata", "--no-deps", "--offline", "--format-version", "1", "--manifest-path"])
-            // The workspace's manifest: asked about a member's, cargo lists that member alone as default.
+            // The manifest of the workspace: for a member's manifest, cargo lists only that member as
+            // default.
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
             .output()
             .expect("cargo runs, since it runs this test");
@@ -291,7 +294,7 @@ impl Package {
         let dependencies = metadata["dependencies"].as_array().expect("a package lists dependencies");
         Self {
             name: text(&metadata["name"]).to_owned(),
-            dir: manifest.parent().expect("a manifest stands in a folder").to_owned(),
+            dir: manifest.parent().expect("a manifest is in a folder").to_owned(),
             manifest: fs::read_to_string(&manifest).expect("cargo has just read it"),
             facts: BTreeMap::from([
                 ("edition", fact("edition")),
@@ -316,7 +319,7 @@ fn text(value: &Value) -> &str {
     value.as_str().expect("cargo's metadata has text here")
 }
 
-/// The lines below a manifest's heading, down to the next one.
+/// Lines below a heading of a manifest, up to the next heading.
 fn section<'a>(manifest: &'a str, heading: &'a str) -> impl Iterator<Item = &'a str> {
     let below = manifest.lines().skip_while(move |line| line.trim() != heading).skip(1);
     below.take_while(|line| !line.starts_with('['))
@@ -340,12 +343,12 @@ fn rust_files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The words that make a global or need a proof, with their lines.
+/// Words that define a global or need a proof, with their lines.
 fn forbidden_words(source: &str) -> Vec<(usize, String)> {
     let code = code_only(source);
     let mut found = Vec::new();
     for (index, line) in code.lines().enumerate() {
-        // `'static` is a lifetime: the quote belongs to the word.
+        // `'static` is a lifetime, so the quote is part of the word.
         let words = line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '\''));
         let forbidden = words.filter(|word| ["static", "thread_local", "unsafe"].contains(word));
         found.extend(forbidden.map(|word| (index + 1, word.to_owned())));
@@ -353,7 +356,7 @@ fn forbidden_words(source: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The source without comments and without the content of strings and characters; lines stay where they are.
+/// Source without comments and without the content of strings and characters. Line numbers are kept.
 fn code_only(source: &str) -> String {
     let chars: Vec<char> = source.chars().chain(iter::repeat_n('\0', 3)).collect();
     let end = chars.len() - 3;
@@ -390,7 +393,7 @@ fn code_only(source: &str) -> String {
             ('r', '"' | '#') => {
                 let hashes = chars[at + 1..].iter().take_while(|c| **c == '#').count();
                 at += 1 + hashes;
-                // `r#match` is a name.
+                // `r#match` is an identifier.
                 if chars[at] == '"' {
                     let close: Vec<char> = iter::once('"').chain(iter::repeat_n('#', hashes)).collect();
                     at += 1;
@@ -414,7 +417,7 @@ fn code_only(source: &str) -> String {
                 continue;
             }
         }
-        // What was skipped separates words and keeps its line breaks.
+        // Skipped text separates words and keeps its line breaks.
         code.push(' ');
         code.extend(chars[from..at.min(end)].iter().filter(|c| **c == '\n'));
     }

@@ -1,4 +1,4 @@
-//! The parts on real sockets, under plain tonic clients.
+//! Backend and control plane of the testkit over real sockets, called by tonic clients.
 
 #[path = "net/backend.rs"]
 mod backend;

@@ -1,4 +1,4 @@
-//! Backends: what they answer, what they count, and how they end.
+//! Test backend: responses, counters and shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,9 +34,10 @@ async fn unary(client: &mut EchoClient<Channel>) -> Result<EchoResponse, Status>
     Ok(client.unary(payload("hello")).await?.into_inner())
 }
 
-/// Polls until the call succeeds: tonic's channel may first see that its connection is gone.
+/// Retries until the call succeeds, since tonic's channel may first have to notice that its connection is
+/// lost.
 async fn unary_in_the_end(client: &mut EchoClient<Channel>) -> EchoResponse {
-    let answered = async {
+    let succeeded = async {
         loop {
             match unary(client).await {
                 Ok(response) => return response,
@@ -44,11 +45,11 @@ async fn unary_in_the_end(client: &mut EchoClient<Channel>) -> EchoResponse {
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), answered).await.expect("an answer in the end")
+    tokio::time::timeout(Duration::from_secs(30), succeeded).await.expect("a response in the end")
 }
 
 #[tokio::test]
-async fn all_four_kinds_of_calls_are_answered() {
+async fn all_four_kinds_of_calls_succeed() {
     let backend = Backend::builder().name("b1").start().await;
     let mut client = client(&backend);
 
@@ -76,7 +77,7 @@ async fn all_four_kinds_of_calls_are_answered() {
 }
 
 #[tokio::test]
-async fn a_request_says_how_it_is_answered_and_the_answer_says_what_came() {
+async fn requests_select_their_response_and_responses_describe_their_request() {
     let backend = Backend::builder().at("127.0.0.7:0".parse().unwrap()).start().await;
     assert!(backend.address().ip().to_string() == "127.0.0.7" && backend.address().port() != 0);
     let mut client = client(&backend);
@@ -117,7 +118,7 @@ async fn a_cancelled_call_is_finished() {
 }
 
 #[tokio::test]
-async fn a_killed_backend_is_gone_at_once_and_comes_back_on_its_port() {
+async fn a_killed_backend_closes_at_once_and_restarts_on_its_port() {
     let backend = Backend::start().await;
     let address = backend.address();
     let mut client = client(&backend);
@@ -126,18 +127,18 @@ async fn a_killed_backend_is_gone_at_once_and_comes_back_on_its_port() {
     backend.wait_until(|backend| backend.in_flight() == 1).await;
 
     backend.kill();
-    call.await.unwrap().expect_err("the call died with the backend");
+    call.await.unwrap().expect_err("the kill ends the call");
     assert_eq!((backend.in_flight(), backend.open_connections()), (0, 0));
     let refused = tokio::net::TcpStream::connect(address).await.unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-    unary(&mut client).await.expect_err("nobody is there");
+    unary(&mut client).await.expect_err("the backend is not running");
 
     backend.restart().await;
     assert_eq!(backend.address(), address);
     unary_in_the_end(&mut client).await;
     assert_eq!(backend.connections(), 2);
 
-    // Killing twice, and restarting what runs, change nothing.
+    // Killing twice, and restarting a running backend, change nothing.
     backend.restart().await;
     unary(&mut client).await.unwrap();
     backend.kill();
@@ -146,13 +147,13 @@ async fn a_killed_backend_is_gone_at_once_and_comes_back_on_its_port() {
     unary_in_the_end(&mut client).await;
 }
 
-/// Whoever reads at the moment of the kill sees a reset, not an end.
+/// A connection that reads at the moment of the kill sees a reset, not a FIN.
 #[tokio::test]
 async fn a_kill_resets_connections() {
     let backend = Backend::start().await;
     let mut stream = tokio::net::TcpStream::connect(backend.address()).await.unwrap();
     let mut buffer = vec![0; 4096];
-    // The server's SETTINGS: from here on the connection is served.
+    // After the server's SETTINGS the connection is served.
     assert!(stream.read(&mut buffer).await.unwrap() > 0);
     backend.kill();
     let ended = loop {
@@ -166,7 +167,7 @@ async fn a_kill_resets_connections() {
 }
 
 #[tokio::test]
-async fn a_draining_backend_finishes_its_calls_and_takes_no_connection() {
+async fn a_draining_backend_finishes_its_calls_and_accepts_no_connection() {
     let backend = Backend::start().await;
     let mut client = client(&backend);
     let (requests, rx) = tokio::sync::mpsc::unbounded_channel();
@@ -177,17 +178,17 @@ async fn a_draining_backend_finishes_its_calls_and_takes_no_connection() {
 
     let drain = backend.drain();
     tokio::pin!(drain);
-    // Starts it; it cannot be done while the call lives.
+    // Starts the drain, which cannot complete while the call is in flight.
     assert!(tokio::time::timeout(Duration::from_millis(1), &mut drain).await.is_err());
     let refused = async {
         loop {
-            // The listener closes a moment after the drain has begun.
+            // The listener closes a moment after the drain started.
             if tokio::net::TcpStream::connect(backend.address()).await.is_err() {
                 return;
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), refused).await.expect("no connection is taken");
+    tokio::time::timeout(Duration::from_secs(30), refused).await.expect("no connection is accepted");
 
     requests.send(payload("after")).unwrap();
     assert_eq!(responses.message().await.unwrap().unwrap().payload, b"after");
@@ -201,7 +202,7 @@ async fn a_draining_backend_finishes_its_calls_and_takes_no_connection() {
 }
 
 #[tokio::test]
-async fn a_drain_is_cut_short_by_a_kill() {
+async fn a_kill_ends_a_drain() {
     let backend = Backend::start().await;
     let mut client = client(&backend);
     let call = tokio::spawn(async move { client.unary(forever()).await });
@@ -214,7 +215,7 @@ async fn a_drain_is_cut_short_by_a_kill() {
 }
 
 #[tokio::test]
-async fn knobs_change_what_a_running_backend_does() {
+async fn settings_of_a_running_backend_can_be_changed() {
     let backend = Backend::start().await;
     let mut client = client(&backend);
 
@@ -275,10 +276,10 @@ async fn load_is_reported_out_of_band() {
 }
 
 #[tokio::test]
-async fn a_limit_of_streams_is_announced() {
+async fn the_stream_limit_is_sent_in_settings() {
     let backend = Backend::builder().max_concurrent_streams(1).start().await;
     let mut calls = tokio::task::JoinSet::new();
-    // Whatever hyper sends before it knows the limit is refused and sent again.
+    // Calls that hyper sends before it knows the limit are refused and sent again.
     let mut client = client(&backend);
     unary(&mut client).await.unwrap();
     for _ in 0..5 {
@@ -292,7 +293,7 @@ async fn a_limit_of_streams_is_announced() {
 }
 
 #[tokio::test]
-async fn a_backend_with_tls_shows_its_certificate_and_asks_for_one() {
+async fn a_backend_with_tls_presents_and_requests_certificates() {
     let server = rcgen::generate_simple_self_signed(["b1.test".to_owned()]).unwrap();
     let client = rcgen::generate_simple_self_signed(["client.test".to_owned()]).unwrap();
     let tls = Tls {
@@ -318,7 +319,7 @@ async fn a_backend_with_tls_shows_its_certificate_and_asks_for_one() {
         let mut stream =
             tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
-        // A served connection begins with the server's SETTINGS, a refused one with an alert.
+        // A served connection starts with the server's SETTINGS, a refused one with an alert.
         assert_eq!(stream.read_u8().await.is_ok(), served);
     }
 }

@@ -1,4 +1,4 @@
-//! The control plane: what it sends, what it records, and how it ends.
+//! Test control plane: responses, recorded requests and shutdown.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -62,7 +62,7 @@ fn address(text: &str) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn what_exists_is_sent_at_once_and_what_changes_when_it_does() {
+async fn existing_resources_are_sent_at_once_and_changes_later() {
     let control = ControlPlane::start().await;
     control.serve("orders", "pay", &[address("10.0.0.1:80")]);
     let mut stream = SotwStream::open(control.address(), SOTW).await.unwrap();
@@ -79,7 +79,7 @@ async fn what_exists_is_sent_at_once_and_what_changes_when_it_does() {
     stream.send(ack::<ClusterLoadAssignment>(&endpoints, &["pay", "missing"]));
     control.wait_acked::<ClusterLoadAssignment>().await;
 
-    // A change of what nobody asked for is not sent; the next response is about the one after it.
+    // A change of an unsubscribed resource is not sent. The next response has the change after it.
     control.set_endpoints("other", &[]);
     control.set_endpoints("missing", &[address("10.0.0.2:80")]);
     let endpoints = stream.next().await;
@@ -101,11 +101,12 @@ async fn what_exists_is_sent_at_once_and_what_changes_when_it_does() {
     assert!(control.subscribed::<Listener>().is_empty());
 }
 
-/// Of listeners and clusters, a response holds all; what is missing in it does not exist.
+/// Responses for listeners and clusters contain all subscribed resources. A resource that is missing in the
+/// response does not exist.
 #[tokio::test]
-async fn responses_of_whole_types_hold_all_that_is_subscribed() {
-    holds_all(resources::cluster).await;
-    holds_all(|name| resources::listener_with_rds(name, "routes")).await;
+async fn listener_and_cluster_responses_contain_all_subscribed_resources() {
+    contains_all(resources::cluster).await;
+    contains_all(|name| resources::listener_with_rds(name, "routes")).await;
 }
 
 async fn holds_all<T: NamedResource + Default>(resource: impl Fn(&str) -> T) {
@@ -131,7 +132,7 @@ async fn holds_all<T: NamedResource + Default>(resource: impl Fn(&str) -> T) {
     let response = stream.next().await;
     assert_eq!(names::<T>(&response), ["b", "c"]);
 
-    // Fewer names need no answer; more do, if there is nothing behind them too.
+    // Fewer names need no response. More names do, also if the new resource does not exist.
     stream.send(ack::<T>(&response, &["b"]));
     stream.send(ack::<T>(&response, &["b", "nothing"]));
     assert_eq!(names::<T>(&stream.next().await), ["b"]);
@@ -154,7 +155,7 @@ async fn a_rejection_is_recorded_and_accepts_nothing() {
         rpc::Status { code: 3, message: "cluster \"pay\": cut short".to_owned(), ..rpc::Status::default() };
     let kept = DiscoveryRequest { version_info: good.version_info, ..ack::<Cluster>(&bad, &["pay"]) };
     stream.send(DiscoveryRequest { error_detail: Some(error), ..kept.clone() });
-    // A later request of the type still speaks of the version that is in use.
+    // A later request of the type still has the version in use.
     stream.send(DiscoveryRequest { resource_names: vec!["pay".to_owned(), "more".to_owned()], ..kept });
     control.wait_until(|control| control.subscribed::<Cluster>().len() == 2).await;
     assert_eq!(control.nacks(), [(Cluster::type_url(), "cluster \"pay\": cut short".to_owned())]);
@@ -173,7 +174,7 @@ async fn an_update_of_several_types_is_sent_with_clusters_before_routes() {
     assert_eq!(names::<RouteConfiguration>(&stream.next().await), ["orders"]);
 }
 
-/// A request that was written before the last response was read says nothing of it.
+/// A request that was sent before the last response was read is not a reply to it.
 #[tokio::test]
 async fn an_outdated_request_changes_nothing() {
     let control = ControlPlane::start().await;
@@ -243,7 +244,7 @@ async fn the_delta_variant_sends_changes_and_removals() {
 }
 
 #[tokio::test]
-async fn a_killed_control_plane_comes_back_with_what_it_held() {
+async fn a_restarted_control_plane_keeps_its_resources() {
     let control = ControlPlane::start().await;
     control.set(resources::cluster("pay"));
     let mut stream = SotwStream::open(control.address(), SOTW).await.unwrap();
@@ -264,7 +265,7 @@ async fn a_killed_control_plane_comes_back_with_what_it_held() {
 }
 
 #[tokio::test]
-async fn knobs_keep_it_silent_close_streams_and_refuse_them() {
+async fn streams_can_be_muted_closed_and_refused() {
     let control = ControlPlane::start().await;
     control.set(resources::cluster("pay"));
     control.only_one_stream();
