@@ -109,7 +109,7 @@ async fn listener_and_cluster_responses_contain_all_subscribed_resources() {
     contains_all(|name| resources::listener_with_rds(name, "routes")).await;
 }
 
-async fn holds_all<T: NamedResource + Default>(resource: impl Fn(&str) -> T) {
+async fn contains_all<T: NamedResource + Default>(resource: impl Fn(&str) -> T) {
     let control = ControlPlane::start().await;
     control.update(|resources| {
         resources.set(resource("a"));
