@@ -107,6 +107,7 @@ impl ConnectionDriver {
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Error>> {
         let moved = self.poll_io(io, cx);
+        // After `poll_io` has released the lock: a waker may run its task at once, and the task locks the state.
         for waker in self.wake.drain(..) {
             waker.wake();
         }
@@ -163,6 +164,8 @@ impl ConnectionDriver {
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Error>> {
         for _ in 0..MAX_READS {
+            // Before the read, so that replies to the last read are sent, and the driver's waker is stored before the
+            // task waits.
             if let Err(error) = self.write(io, cx) {
                 return self.fail(error, io, cx);
             }
@@ -190,11 +193,14 @@ impl ConnectionDriver {
                 }
                 if state.out.is_empty() {
                     state.written();
+                    // Under the lock that found nothing to write: a frame that is queued later finds the waker.
                     state.register_driver(cx);
+                    // Release the lock before I/O: calls take it to send.
                     drop(state);
                     // A byte stream that buffers, such as TLS, sends nothing without a flush.
                     return match Pin::new(io).poll_flush(cx) {
                         Poll::Ready(Err(error)) => Err(error.into()),
+                        // A pending flush has registered the waker, and the next poll continues it.
                         _ => Ok(()),
                     };
                 }
@@ -204,6 +210,7 @@ impl ConnectionDriver {
                 [one] => Pin::new(&mut *io).poll_write(cx, one),
                 many => Pin::new(&mut *io).poll_write_vectored(cx, many),
             }) {
+                // Without progress this loop would spin.
                 Poll::Ready(Ok(0)) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
                 Poll::Ready(Ok(written)) => self.writing.advance(written),
                 Poll::Ready(Err(error)) => return Err(error.into()),
@@ -226,13 +233,16 @@ impl ConnectionDriver {
         // Taken, not borrowed: a byte stream that polls another connection finds an empty buffer, as does a thread that
         // is exiting.
         let mut buffer = BUFFER.try_with(Cell::take).unwrap_or_default();
+        // Zeroes the buffer once per thread: it keeps its length.
         buffer.resize(READ_BUFFER_SIZE, 0);
         let mut read = ReadBuf::new(&mut buffer);
         let taken = match Pin::new(io).poll_read(cx, &mut read) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
+            // Not shared: the next read overwrites this buffer, so chunks are copied out of it.
             Poll::Ready(Ok(())) => Poll::Ready(self.take(ReadChunk { rest: read.filled(), shared: None })),
         };
+        // Fails while the thread exits, and then the buffer is freed.
         let _ = BUFFER.try_with(|kept| kept.set(buffer));
         taken
     }
@@ -244,6 +254,7 @@ impl ConnectionDriver {
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Error>> {
         let mut buffer = BytesMut::with_capacity(READ_BUFFER_SIZE);
+        // `read_buf` is cancel-safe: dropping its future while it is pending loses no bytes.
         ready!(pin!(io.read_buf(&mut buffer)).poll(cx))?;
         let read = buffer.freeze();
         Poll::Ready(self.take(ReadChunk { rest: &read, shared: Some(&read) }))
@@ -257,10 +268,12 @@ impl ConnectionDriver {
         }
         self.is_bulk = len >= BULK_READ;
         self.bytes_read += len as u64;
+        // Parsed before the lock is taken, so that calls do not wait for HPACK.
         let read = self.reader.read(read);
         let mut state = self.shared.lock();
         // Frames before an error take effect, so they are applied before the error is returned.
         for event in self.reader.events.drain(..) {
+            // A connection error discards the remaining events: all streams fail anyway.
             state.apply(event, &mut self.wake).map_err(Error::ConnectionError)?;
         }
         self.max_streams = state.max_streams;
@@ -279,8 +292,10 @@ impl ConnectionDriver {
         state.fail(&error, &mut self.wake);
         self.close_reason.clone_from(&state.close_reason);
         if let Error::ConnectionError(reason) = error {
+            // Set before `write`, which would queue a second GOAWAY with NO_ERROR.
             state.has_sent_goaway = true;
             frame::goaway(state.out.tail(), reason);
+            // `write` takes the lock.
             drop(state);
             // A best effort: the connection is closed whether the peer receives GOAWAY or not.
             let _ = self.write(io, cx);
@@ -298,12 +313,14 @@ impl ConnectionDriver {
             let _ = ready!(Pin::new(io).poll_shutdown(cx));
             return Poll::Ready(Ok(()));
         }
+        // `write` left bytes, so the byte stream has registered the waker.
         Poll::Pending
     }
 }
 
 /// Returns true if the connection accepts no more requests and has no open streams. It then queues GOAWAY, once.
 fn check_closing(state: &mut ConnectionState, close_reason: &mut Option<Error>) -> bool {
+    // `take` copies the reasons that the peer causes. This one is of `send`: the stream ids are used up.
     if close_reason.is_none() {
         close_reason.clone_from(&state.close_reason);
     }
@@ -328,6 +345,7 @@ impl fmt::Debug for ConnectionDriver {
 impl Drop for ConnectionDriver {
     /// Fails all streams, also when the runtime drops the task: otherwise their wakers would never be called.
     fn drop(&mut self) {
+        // The guard is dropped at the end of this statement, before the wakers run.
         self.shared.lock().fail(&Error::Exhausted, &mut self.wake);
         for waker in self.wake.drain(..) {
             waker.wake();

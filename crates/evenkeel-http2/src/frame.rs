@@ -65,6 +65,7 @@ impl FrameHeader {
             len: u32::from_be_bytes([0, a, b, c]) as usize,
             kind,
             flags,
+            // The top bit is reserved and ignored (RFC 9113, 4.1).
             stream: u32::from_be_bytes(stream) & (u32::MAX >> 1),
         }
     }
@@ -75,6 +76,7 @@ impl FrameHeader {
 
     pub(crate) fn bytes(self) -> [u8; FRAME_HEADER_LEN] {
         let mut bytes = [0; FRAME_HEADER_LEN];
+        // 24 bits are enough: payloads are split at SETTINGS_MAX_FRAME_SIZE, at most 2^24-1.
         bytes[..3].copy_from_slice(&(self.len as u32).to_be_bytes()[1..]);
         (bytes[3], bytes[4]) = (self.kind, self.flags);
         bytes[5..].copy_from_slice(&self.stream.to_be_bytes());
@@ -126,5 +128,6 @@ pub(crate) fn strip_padding(head: FrameHeader, payload: &[u8]) -> Option<&[u8]> 
         return Some(payload);
     }
     let (&padding, rest) = payload.split_first()?;
+    // Padding may fill the rest completely, but not exceed it (RFC 9113, 6.1).
     rest.get(..rest.len().checked_sub(usize::from(padding))?)
 }

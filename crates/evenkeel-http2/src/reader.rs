@@ -81,20 +81,24 @@ impl FrameReader {
             let missing = missing(&self.buffer).min(bytes.rest.len());
             let (now, later) = bytes.rest.split_at(missing);
             bytes.rest = later;
+            // Taken, because `frames` borrows the reader. An error closes the connection, so it is not put back then.
             let mut buffer = mem::take(&mut self.buffer);
             buffer.extend_from_slice(now);
             let mut begun = ReadChunk { rest: &buffer, shared: None };
             self.frames(&mut begun)?;
             let read = buffer.len() - begun.rest.len();
+            // A frame is consumed as a whole or not at all: a rest exists only if nothing was read.
             if read == 0 {
                 self.buffer = buffer;
             }
         }
         let read = self.frames(&mut bytes);
+        // Before `read?`: frames in front of an error are applied too.
         if bytes.shared.is_some() {
             self.unshare_small_chunks();
         }
         read?;
+        // Less than one frame, and `check` has bounded its length.
         self.buffer.extend_from_slice(bytes.rest);
         Ok(())
     }
@@ -104,6 +108,7 @@ impl FrameReader {
     /// Otherwise one unread chunk would retain the whole buffer after the others were read.
     fn unshare_small_chunks(&mut self) {
         let (mut of, mut total, mut is_one_stream) = (None, 0, true);
+        // From the back: `in_buffer` counts a chunk and all later ones.
         for event in &mut self.events.iter_mut().rev() {
             if let FrameEvent::Data { stream, chunk: Chunk::Shared { data, in_buffer }, .. } = event {
                 is_one_stream &= of.replace(*stream).is_none_or(|of| of == *stream);
@@ -136,6 +141,7 @@ impl FrameReader {
                 return Ok(());
             };
             let head = FrameHeader::read(head);
+            // Before the payload arrives: a frame that is too large must not be buffered.
             self.check(head)?;
             if head.kind == kind::DATA && !head.has_flag(flag::PADDED) {
                 bytes.rest = rest;
@@ -143,6 +149,7 @@ impl FrameReader {
                 self.data = Some(PartialData { stream: head.stream, end_stream, left: head.len });
                 continue;
             }
+            // Padding ends the frame, so padded DATA is buffered as a whole like other frames.
             let Some((payload, rest)) = rest.split_at_checked(head.len) else { return Ok(()) };
             bytes.rest = rest;
             self.frame(head, payload)?;
@@ -154,10 +161,12 @@ impl FrameReader {
         if head.len > self.max_frame_size {
             return Err(Reason::FRAME_SIZE_ERROR);
         }
+        // The server's preface is a SETTINGS frame, and no ACK (RFC 9113, 3.4).
         if !self.has_settings && (head.kind != kind::SETTINGS || head.has_flag(flag::ACK)) {
             return Err(Reason::PROTOCOL_ERROR);
         }
         let is_continuation = head.kind == kind::CONTINUATION;
+        // CONTINUATION follows an open header block of its stream, and nothing else does (RFC 9113, 6.10).
         if self.block.as_ref().map(|block| block.stream) != is_continuation.then_some(head.stream) {
             return Err(Reason::PROTOCOL_ERROR);
         }
@@ -166,6 +175,7 @@ impl FrameReader {
             kind::SETTINGS | kind::PING | kind::GOAWAY => false,
             // The client's SETTINGS disable push.
             kind::PUSH_PROMISE => return Err(Reason::PROTOCOL_ERROR),
+            // WINDOW_UPDATE is valid with any stream id, and unknown frame types are ignored (RFC 9113, 4.1).
             _ => return Ok(()),
         };
         if is_of_stream == (head.stream != 0) { Ok(()) } else { Err(Reason::PROTOCOL_ERROR) }
@@ -187,6 +197,7 @@ impl FrameReader {
             kind::SETTINGS => self.handle_settings(head, payload)?,
             kind::PING => {
                 let payload = <[u8; 8]>::try_from(payload).map_err(|_| Reason::FRAME_SIZE_ERROR)?;
+                // The ACK of our PING needs no event: its bytes count as data from the peer, which keepalive observes.
                 if !head.has_flag(flag::ACK) {
                     self.events.push(FrameEvent::Ping(payload));
                 }
@@ -195,6 +206,7 @@ impl FrameReader {
                 let (last, rest) = payload.split_at_checked(4).ok_or(Reason::FRAME_SIZE_ERROR)?;
                 let (reason, debug_data) = rest.split_at_checked(4).ok_or(Reason::FRAME_SIZE_ERROR)?;
                 self.events.push(FrameEvent::GoAway {
+                    // The top bit is reserved and ignored (RFC 9113, 6.8).
                     last: read_u32(last)? & (u32::MAX >> 1),
                     reason: Reason::from(read_u32(reason)?),
                     debug_data: Bytes::copy_from_slice(&debug_data[..debug_data.len().min(MAX_DEBUG_DATA)]),
@@ -204,6 +216,7 @@ impl FrameReader {
                 let increment = read_u32(payload)? & (u32::MAX >> 1);
                 self.events.push(FrameEvent::WindowUpdate { stream, increment });
             }
+            // Deprecated and without effect, but its size is checked (RFC 9113, 6.3).
             kind::PRIORITY if payload.len() != 5 => return Err(Reason::FRAME_SIZE_ERROR),
             _ => {}
         }
@@ -214,6 +227,7 @@ impl FrameReader {
         let (part, rest) = bytes.rest.split_at(data.left.min(bytes.rest.len()));
         bytes.rest = rest;
         let left = data.left - part.len();
+        // An empty frame goes on: it may carry END_STREAM.
         if part.is_empty() && left > 0 {
             self.data = Some(data);
             return;
@@ -242,6 +256,7 @@ impl FrameReader {
             end_stream: is_over,
         }) = self.events.last_mut()
             && *before == stream
+            // Data behind END_STREAM stays an event of its own, which the state rejects.
             && !*is_over
             && gathered.len() + data.len() <= LARGE
         {
@@ -260,6 +275,7 @@ impl FrameReader {
     }
 
     fn handle_headers(&mut self, head: FrameHeader, payload: &[u8]) -> Result<(), Reason> {
+        // Padding and priority are parts of HEADERS only, not of CONTINUATION (RFC 9113, 6.10).
         let mut bytes = strip_padding(head, payload).ok_or(Reason::PROTOCOL_ERROR)?;
         if head.has_flag(flag::PRIORITY) {
             bytes = bytes.get(5..).ok_or(Reason::FRAME_SIZE_ERROR)?;
@@ -274,6 +290,7 @@ impl FrameReader {
     }
 
     fn handle_continuation(&mut self, head: FrameHeader, payload: &[u8]) -> Result<(), Reason> {
+        // Never `None`: `check` admits CONTINUATION only behind an open block.
         let Some(mut block) = self.block.take() else { return Err(Reason::PROTOCOL_ERROR) };
         block.bytes.extend_from_slice(payload);
         block.frames += 1;
@@ -291,6 +308,7 @@ impl FrameReader {
     }
 
     fn decode(&mut self, stream: u32, bytes: &[u8], end_stream: bool) -> Result<(), Reason> {
+        // Also for a closed stream: every block may change the dynamic table (RFC 9113, 4.3).
         let block = self.decoder.decode(bytes, self.max_header_list_size);
         let block = block.ok_or(Reason::COMPRESSION_ERROR)?;
         self.events.push(FrameEvent::Headers { stream, block, end_stream });
@@ -302,6 +320,7 @@ impl FrameReader {
         if !rest.is_empty() || head.has_flag(flag::ACK) && !settings.is_empty() {
             return Err(Reason::FRAME_SIZE_ERROR);
         }
+        // Our settings never change, so their ACK has no effect.
         if head.has_flag(flag::ACK) {
             return Ok(());
         }
@@ -319,6 +338,7 @@ fn missing(begun: &[u8]) -> usize {
     let whole = begun
         .first_chunk::<FRAME_HEADER_LEN>()
         .map_or(FRAME_HEADER_LEN, |head| FRAME_HEADER_LEN + FrameHeader::read(head).len);
+    // At least 1, so that the loop in `read` advances.
     whole.saturating_sub(begun.len()).max(1)
 }
 

@@ -74,6 +74,7 @@ impl RecvBuffer {
         let is_behind = self.len > 0;
         self.len += chunk.len();
         match chunk {
+            // Not shrunk: the reader merges small frames up to `LARGE`, and growth doubles the capacity at most.
             Chunk::Owned(data) if !is_behind => {
                 self.chunks.push_back(BufferedChunk { data: data.into(), in_buffer: 0 });
             }
@@ -84,6 +85,7 @@ impl RecvBuffer {
                 self.gathered.extend_from_slice(&data);
             }
             Chunk::Owned(mut data) => {
+                // Keeps the order: `gathered` is behind all chunks.
                 self.seal();
                 data.shrink_to_fit();
                 self.chunks.push_back(BufferedChunk { data: data.into(), in_buffer: 0 });
@@ -138,6 +140,7 @@ impl RecvBuffer {
             return;
         }
         for chunk in &mut self.chunks {
+            // Chunks of the next read buffer follow.
             if left == 0 {
                 return;
             }

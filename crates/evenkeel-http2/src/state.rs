@@ -126,11 +126,14 @@ pub(crate) struct ConnectionState {
 impl ConnectionState {
     /// Creates the state, and queues the connection preface, SETTINGS and the first WINDOW_UPDATE.
     pub(crate) fn new(mut local_settings: Http2Settings) -> ConnectionState {
+        // A window above 2^31-1 in SETTINGS is a connection error at the peer (RFC 9113, 6.5.2).
         local_settings.stream_window = local_settings.stream_window.min(MAX_WINDOW as u32);
+        // The connection starts at the default, and WINDOW_UPDATE only raises it (RFC 9113, 6.9.2).
         local_settings.connection_window =
             local_settings.connection_window.clamp(DEFAULT_WINDOW, MAX_WINDOW as u32);
         let mut out = WriteBuffer::default();
         let frames = out.tail();
+        // The preface must precede all frames, and SETTINGS must be the first frame (RFC 9113, 3.4).
         frames.extend_from_slice(frame::PREFACE);
         let mut said = vec![
             (setting::ENABLE_PUSH, 0),
@@ -156,6 +159,7 @@ impl ConnectionState {
             recv_window: i64::from(recv_window),
             received: 0,
             local_settings,
+            // Until the peer's SETTINGS arrive, the defaults of RFC 9113, 6.5.2, apply.
             max_frame_size: DEFAULT_MAX_SIZE,
             max_header_list_size: usize::MAX,
             initial_window: i64::from(DEFAULT_WINDOW),
@@ -183,6 +187,7 @@ impl ConnectionState {
     pub(crate) fn has_work(&self) -> bool {
         // GOAWAY is the last frame to write. A queued request that is cancelled leaves no other frame that would wake
         // the driver.
+        // `pending_open` needs no check: a request is queued only while the driver has frames to write.
         !self.out.is_empty()
             || !self.send_queue.is_empty() && self.send_window > 0
             || self.is_over() && !self.has_sent_goaway
@@ -221,6 +226,7 @@ impl ConnectionState {
         } else {
             self.write_head(id, request)?;
         }
+        // After the checks: a rejected request must leave no stream.
         let key = self.streams.open(
             id,
             i64::from(self.local_settings.stream_window),
@@ -229,10 +235,13 @@ impl ConnectionState {
         if request.end_stream {
             let stream = self.streams.get(key);
             stream.send_state = SendState::Closed;
+            // The `SendStream` is created as done, so its drop will not release this half.
             stream.has_writer = false;
         }
+        // Advanced on success only. Ids are odd and increase, and none is used twice (RFC 9113, 5.1.1).
         self.next_id += 2;
         if self.next_id > LAST_ID {
+            // Open streams continue: `is_over` waits for them.
             self.close_reason = Some(Error::Exhausted);
         }
         Ok((key, id))
@@ -245,6 +254,7 @@ impl ConnectionState {
         // Placeholder: length and flags are known after encoding.
         out.extend_from_slice(&[0; FRAME_HEADER_LEN]);
         if let Err(error) = encode(&mut self.encoder, out, request, self.max_header_list_size) {
+            // The encoder may have indexed fields of this block, which the peer never receives.
             out.truncate(start);
             self.encoder.abandon();
             return Err(error);
@@ -257,6 +267,7 @@ impl ConnectionState {
     fn open_pending(&mut self, wake: &mut Vec<Waker>) {
         while self.out.len() <= MAX_OUT {
             let Some((id, waiting)) = self.pending_open.pop_first() else { return };
+            // Never `None`: `cancel` and `close_stream` remove a request together with its stream.
             let Some(key) = self.streams.find(id) else { continue };
             let mut request = waiting.as_request();
             let stream = self.streams.get(key);
@@ -280,10 +291,12 @@ impl ConnectionState {
         if stream.send_state != SendState::Open {
             return None;
         }
+        // An empty frame without END_STREAM has no effect, and servers treat many of them as an attack.
         if data.is_empty() && !end_stream {
             return Some(());
         }
         let len = data.len() as i64;
+        // Sent as a whole or not at all: `fill_write_buffer` splits data, and serves the streams in turn.
         let is_sent_at_once = stream.queue.is_empty()
             && match len {
                 // An empty frame needs no window (RFC 9113, section 6.9.1), but must not overtake HEADERS.
@@ -298,6 +311,7 @@ impl ConnectionState {
                 stream.send_state = SendState::Closed;
             }
             data_frames(&mut self.out, id, data, end_stream, self.max_frame_size);
+            // No effect while the response is incomplete.
             self.streams.close(key);
             return Some(());
         }
@@ -324,6 +338,7 @@ impl ConnectionState {
         if stream.queue.is_empty() && initial + stream.send_offset > 0 && !is_blocked {
             return Poll::Ready(Some(()));
         }
+        // A writer is woken from the send queue or from the blocked streams, so the stream must be in one of them.
         register(&mut stream.writer, cx);
         self.enqueue_send(key);
         Poll::Pending
@@ -335,6 +350,7 @@ impl ConnectionState {
         if stream.send_state == SendState::Closed {
             return Poll::Ready(());
         }
+        // The slot is shared with `poll_capacity`: one task polls a `SendStream`, and its last poll counts.
         register(&mut stream.writer, cx);
         Poll::Pending
     }
@@ -343,12 +359,15 @@ impl ConnectionState {
     fn enqueue_send(&mut self, key: StreamIndex) {
         let initial = self.initial_window;
         let stream = self.streams.get(key);
+        // One entry per stream: the flag keeps the slot from being freed while an entry has its index.
         if stream.is_send_queued {
             return;
         }
         if initial + stream.send_offset > 0 {
             stream.is_send_queued = true;
             // Closed streams leave the queue only when data is sent, and that depends on the peer.
+            // Beyond twice the open streams, pruning removes at least half of the queue: its cost per entry is
+            // constant.
             if self.send_queue.len() > MAX_IDLE_SEND_QUEUE
                 && self.send_queue.len() > 2 * self.streams.count_open()
             {
@@ -362,11 +381,13 @@ impl ConnectionState {
 
     /// Removes closed streams from the send queue, and frees their slots.
     fn prune_send_queue(&mut self) {
+        // Borrowed apart: `retain` holds the queue while its closure changes the streams.
         let ConnectionState { send_queue, streams, .. } = self;
         send_queue.retain(|&key| {
             let stream = streams.get(key);
             let is_open = stream.is_open();
             stream.is_send_queued = is_open;
+            // After the flag is cleared: a queued stream keeps its slot.
             streams.free_if_unused(key);
             is_open
         });
@@ -382,12 +403,15 @@ impl ConnectionState {
         if !self.pending_open.is_empty() {
             self.open_pending(wake);
         }
+        // Checked before each frame, so the buffer exceeds its maximum by one frame at most.
         while self.send_window > 0 && self.out.len() <= MAX_OUT {
             let Some(key) = self.send_queue.pop_front() else { return };
             let room = self.send_window.min(self.max_frame_size as i64);
             let initial = self.initial_window;
             let stream = self.streams.get(key);
+            // Cleared before `close`, which would not free the slot of a queued stream.
             stream.is_send_queued = false;
+            // `None` if the stream was closed, its window has shrunk, or only its writer waits.
             if let Some(data) = next_frame(stream, room.min(initial + stream.send_offset)) {
                 let id = stream.id;
                 let end_stream = stream.send_state == SendState::Closing && stream.queue.is_empty();
@@ -398,6 +422,7 @@ impl ConnectionState {
                 data_frames(&mut self.out, id, data, end_stream, self.max_frame_size);
                 self.streams.close(key);
             }
+            // `close` may have freed the slot. Nothing reuses it here, and a free slot has no queue and no writer.
             let stream = self.streams.get(key);
             if stream.queue.is_empty() {
                 wake.extend(stream.writer.take());
@@ -416,6 +441,7 @@ impl ConnectionState {
     ) -> Poll<Result<ResponseHeaders, Error>> {
         let stream = self.streams.get(key);
         match (stream.head.take(), &stream.error) {
+            // Headers that arrived before a reset are still returned.
             (Some(head), _) => Poll::Ready(Ok(head)),
             (None, Some(error)) => Poll::Ready(Err(error.clone())),
             (None, None) => {
@@ -436,6 +462,7 @@ impl ConnectionState {
         }
         let buffered = BufferedResponse { data: stream.data.pop(), trailers: stream.trailers.take() };
         // The send half may stay open: a complete response does not end the request.
+        // No waker is lost: the reader is the caller, and a stream whose writer still exists is not cancelled.
         self.drop_recv_half(key);
         Some(buffered)
     }
@@ -447,6 +474,7 @@ impl ConnectionState {
     ) -> Poll<Option<Result<Bytes, Error>>> {
         let stream = self.streams.get(key);
         if let Some(data) = stream.data.pop() {
+            // Not counted as a reply: the reader causes this WINDOW_UPDATE, not the peer.
             self.release_capacity(key, data.len());
             return Poll::Ready(Some(Ok(data)));
         }
@@ -465,6 +493,7 @@ impl ConnectionState {
         let stream = self.streams.get(key);
         stream.has_reader = false;
         stream.reader = None;
+        // Unread data needs no WINDOW_UPDATE: the response is complete, or the stream is cancelled below.
         stream.data.clear();
         // After a complete response the writer decides whether to finish the request.
         let is_over = stream.recv_state == RecvState::Closed && stream.has_writer;
@@ -479,6 +508,7 @@ impl ConnectionState {
         stream.has_writer = false;
         stream.writer = None;
         if !stream.has_reader && stream.send_state == SendState::Open {
+            // No waker is lost: the writer's is cleared above, and there is no reader.
             self.cancel(key, Reason::CANCEL);
         }
         self.streams.free_if_unused(key);
@@ -492,12 +522,14 @@ impl ConnectionState {
         }
         // The peer does not know a stream whose HEADERS were not sent.
         if self.pending_open.remove(&stream.id).is_none() {
+            // Not limited as a reply: each stream sends one at most, and opening a stream needs room in `out`.
             frame::reset(self.out.tail(), stream.id, reason);
         }
         if stream.recv_state != RecvState::Closed {
             stream.error = Some(Error::Reset(reason));
         }
         stream.send_state = SendState::Closed;
+        // At once: a peer that grants no window must not retain the data of cancelled calls (story `stalled_peer`).
         stream.queue.clear();
         let waiting = [stream.reader.take(), stream.writer.take()];
         self.streams.close(key);
@@ -513,6 +545,7 @@ impl ConnectionState {
         if self.recv_window < 0 {
             return Err(Reason::FLOW_CONTROL_ERROR);
         }
+        // Cannot overflow: `recv_window` plus `received` is always the connection window, at most 2^31-1.
         self.received += bytes as u32;
         if self.received < self.local_settings.connection_window / 4 {
             return Ok(());
@@ -527,9 +560,11 @@ impl ConnectionState {
     fn release_capacity(&mut self, key: StreamIndex, bytes: usize) -> bool {
         let stream = self.streams.get(key);
         stream.released += bytes as u32;
+        // After END_STREAM the peer sends nothing, and needs no window.
         if stream.recv_state != RecvState::Closed && stream.released > self.local_settings.stream_window / 2 {
             let (id, increment) = (stream.id, std::mem::take(&mut stream.released));
             stream.recv_window += i64::from(increment);
+            // A failed stream keeps its unread data, but is closed on the wire.
             if stream.is_open() {
                 frame::window_update(self.out.tail(), id, increment);
                 return true;
@@ -543,6 +578,7 @@ impl ConnectionState {
     /// Otherwise a connection that always has frames to write would reach the limit over time.
     pub(crate) fn take_out(&mut self, writing: &mut WriteBuffer) {
         self.replies = 0;
+        // Swapped, not moved: `out` reuses the memory of the buffer that was just written.
         std::mem::swap(&mut self.out, writing);
     }
 
@@ -551,6 +587,7 @@ impl ConnectionState {
         self.replies = 0;
         if !self.streams.has_open() {
             self.streams.shrink();
+            // Exact again: streams open with an offset of 0.
             self.highest_offset = 0;
             if self.send_queue.is_empty() && self.send_queue.capacity() > MAX_IDLE_SEND_QUEUE {
                 self.send_queue = VecDeque::new();
@@ -590,7 +627,9 @@ impl ConnectionState {
     /// Returns the slot of a frame's stream, or `None` if the stream has closed. A stream that was never opened is an
     /// error.
     fn find(&self, id: u32) -> Result<Option<StreamIndex>, Reason> {
+        // Even ids belong to the server, which opens none. An id whose HEADERS still wait is idle (RFC 9113, 5.1).
         let was_opened = id % 2 == 1 && id < self.next_unsent();
+        // Frames of closed streams are ignored: they may have been in flight during a reset (RFC 9113, 5.4.2).
         if was_opened { Ok(self.streams.find(id)) } else { Err(Reason::PROTOCOL_ERROR) }
     }
 
@@ -608,6 +647,7 @@ impl ConnectionState {
     ) -> Result<(), Reason> {
         let Some(key) = self.find(id)? else { return Ok(()) };
         let stream = self.streams.get(key);
+        // A copy: a 1xx response must not set the content length of the final one.
         let mut content = stream.content;
         if let (Some(status), Some(length)) = (block.status, block.content_length) {
             content = content.stated(status, length);
@@ -623,12 +663,14 @@ impl ConnectionState {
                 }
                 // Trailers must carry END_STREAM.
                 RecvState::Open => end_stream && block.status.is_none(),
+                // Half-closed (remote), since `find` returns no closed stream (RFC 9113, 5.1).
                 RecvState::Closed => return self.reset_stream(key, Reason::STREAM_CLOSED, wake),
             };
         if !fits {
             return self.reset_stream(key, Reason::PROTOCOL_ERROR, wake);
         }
         match (stream.recv_state, block.status) {
+            // 1xx responses precede the final one and change nothing (RFC 9113, 8.1).
             (RecvState::AwaitingHeaders, Some(status)) if status.is_informational() => return Ok(()),
             (RecvState::AwaitingHeaders, Some(status)) => {
                 stream.content = content;
@@ -636,6 +678,7 @@ impl ConnectionState {
                 stream.recv_state = RecvState::Open;
                 self.has_received_response = true;
             }
+            // `fits` leaves only trailers.
             _ => stream.trailers = Some(block.headers),
         }
         wake.extend(stream.reader.take());
@@ -654,12 +697,14 @@ impl ConnectionState {
         end_stream: bool,
         wake: &mut Vec<Waker>,
     ) -> Result<(), Reason> {
+        // Before the lookup: data of closed streams counts against the connection window too (RFC 9113, 6.9).
         self.consume_recv_window(flow)?;
         let Some(key) = self.find(id)? else { return Ok(()) };
         let stream = self.streams.get(key);
         stream.recv_window -= flow as i64;
         let wrong = match stream.recv_state {
             _ if stream.recv_window < 0 => Some(Reason::FLOW_CONTROL_ERROR),
+            // A response begins with HEADERS (RFC 9113, 8.1).
             RecvState::AwaitingHeaders => Some(Reason::PROTOCOL_ERROR),
             RecvState::Open => {
                 (!stream.content.count(chunk.len(), end_stream)).then_some(Reason::PROTOCOL_ERROR)
@@ -673,15 +718,18 @@ impl ConnectionState {
         if kept > 0 {
             stream.data.push(chunk);
         }
+        // Padding alone is no progress for the reader.
         if kept > 0 || end_stream {
             wake.extend(stream.reader.take());
         }
         if end_stream {
+            // Set before `release_capacity`, which sends no WINDOW_UPDATE after END_STREAM.
             stream.recv_state = RecvState::Closed;
         }
         // Padding is not kept, nor is data of a stream without a reader.
         let is_answered = self.release_capacity(key, flow - kept);
         if end_stream {
+            // After `release_capacity`: the slot may be freed.
             self.streams.close(key);
         }
         // Padding is released without a reader, so WINDOW_UPDATE frames for it are limited like other replies.
@@ -704,6 +752,7 @@ impl ConnectionState {
         wake: &mut Vec<Waker>,
     ) -> Result<(), Reason> {
         let stream = self.streams.get(key);
+        // Before `close_stream`, which may free the slot and with it the id.
         frame::reset(self.out.tail(), stream.id, reason);
         self.close_stream(key, Error::StreamError(reason), wake);
         self.count_reply()
@@ -716,6 +765,7 @@ impl ConnectionState {
             stream.error = Some(error);
         }
         stream.send_state = SendState::Closed;
+        // Cleared here and not with the slot, which lives until both handles are dropped.
         stream.queue.clear();
         self.pending_open.remove(&stream.id);
         wake.extend(stream.reader.take());
@@ -726,6 +776,7 @@ impl ConnectionState {
     /// Applies SETTINGS. Every value is checked. Of several initial windows only the last takes effect, so that a frame
     /// costs one adjustment.
     fn handle_settings(&mut self, settings: &[(u16, u32)]) -> Result<(), Reason> {
+        // Settings that are absent keep their value, and without any the number is unlimited (RFC 9113, 6.5.2).
         let mut max_streams = self.max_streams.unwrap_or(usize::MAX);
         let mut initial_window = self.initial_window;
         for &(name, value) in settings {
@@ -747,11 +798,13 @@ impl ConnectionState {
                     self.max_frame_size = value as usize;
                 }
                 setting::MAX_HEADER_LIST_SIZE => self.max_header_list_size = value as usize,
+                // Unknown settings must be ignored (RFC 9113, 6.5.2).
                 _ => {}
             }
         }
         self.max_streams = Some(max_streams);
         self.set_initial_window(initial_window)?;
+        // After the values are applied, which the ACK confirms (RFC 9113, 6.5.3).
         frame::settings_ack(self.out.tail());
         self.count_reply()
     }
@@ -762,6 +815,7 @@ impl ConnectionState {
                 // The bound may stem from a stream that has closed or sent data since. The exact value needs a visit of
                 // every stream. It counts as many replies, so that a peer cannot trigger it without limit.
                 self.highest_offset = self.streams.highest_offset();
+                // Compared with the limit by the caller, which counts its ACK.
                 self.replies += (self.streams.count_open() / 8).min(MAX_REPLIES / 4);
                 if window + self.highest_offset > MAX_WINDOW {
                     return Err(Reason::FLOW_CONTROL_ERROR);
@@ -770,6 +824,7 @@ impl ConnectionState {
             // Blocked streams are resumed with the next write, once for all frames of a read.
             self.is_window_raised = true;
         }
+        // A lower window needs no visit: a stream without a window leaves the send queue when its turn comes.
         self.initial_window = window;
         Ok(())
     }
@@ -789,15 +844,18 @@ impl ConnectionState {
 
     fn handle_window_update(&mut self, id: u32, increment: u32, wake: &mut Vec<Waker>) -> Result<(), Reason> {
         if id == 0 {
+            // Streams that wait for this window are in the send queue, which the driver's next write serves.
             self.send_window += i64::from(increment);
             let is_wrong = increment == 0 || self.send_window > MAX_WINDOW;
             return match is_wrong {
+                // An increment of 0 is an error of the connection here, and of the stream below (RFC 9113, 6.9).
                 true if increment == 0 => Err(Reason::PROTOCOL_ERROR),
                 true => Err(Reason::FLOW_CONTROL_ERROR),
                 false => Ok(()),
             };
         }
         let Some(key) = self.find(id)? else { return Ok(()) };
+        // The send half may have closed: WINDOW_UPDATE is valid on a half-closed stream (RFC 9113, 5.1).
         let initial = self.initial_window;
         let stream = self.streams.get(key);
         stream.send_offset += i64::from(increment);
@@ -831,6 +889,7 @@ impl ConnectionState {
         if last > self.last_accepted {
             return Err(Reason::PROTOCOL_ERROR);
         }
+        // Replaces the reason of an earlier GOAWAY: a graceful shutdown sends two (RFC 9113, 6.8).
         self.close_reason = Some(error.clone());
         // Streams above the last id of an earlier GOAWAY have ended.
         let next = self.next_id.min(self.last_accepted.saturating_add(1));
@@ -859,6 +918,7 @@ impl ConnectionState {
     ) -> Poll<Result<Option<HeaderMap>, Error>> {
         let stream = self.streams.get(key);
         if stream.recv_state == RecvState::Closed {
+            // A complete response has no error, also if the stream was reset afterwards.
             return Poll::Ready(Ok(stream.trailers.take()));
         }
         if let Some(error) = &stream.error {
@@ -870,6 +930,7 @@ impl ConnectionState {
 }
 
 fn register(slot: &mut Option<Waker>, cx: &Context<'_>) {
+    // An equal waker is kept: cloning one costs an atomic operation.
     if !slot.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
         *slot = Some(cx.waker().clone());
     }
@@ -879,10 +940,12 @@ fn register(slot: &mut Option<Waker>, cx: &Context<'_>) {
 fn next_frame(stream: &mut Http2Stream, room: i64) -> Option<Bytes> {
     let first = stream.queue.front_mut()?;
     let len = (first.len() as i64).min(room);
+    // The room is negative after the peer lowered its initial window (RFC 9113, 6.9.2).
     if len <= 0 {
         return None;
     }
     stream.send_offset -= len;
+    // Shares the memory of the chunk.
     let data = first.split_to(len as usize);
     if first.is_empty() {
         stream.queue.pop_front();
@@ -914,6 +977,7 @@ fn encode(
 
 /// Completes the header block that begins at `start`: one HEADERS frame, and CONTINUATION frames as needed.
 fn finish_headers(out: &mut Vec<u8>, start: usize, stream: u32, end_stream: bool, max_size: usize) {
+    // END_STREAM is a flag of HEADERS, also if CONTINUATION frames follow (RFC 9113, 6.2).
     let end_stream = if end_stream { flag::END_STREAM } else { 0 };
     let len = out.len() - start - FRAME_HEADER_LEN;
     if len <= max_size {
@@ -925,6 +989,7 @@ fn finish_headers(out: &mut Vec<u8>, start: usize, stream: u32, end_stream: bool
     let block = out.split_off(start + FRAME_HEADER_LEN);
     out.truncate(start);
     let last = block.len().div_ceil(max_size) - 1;
+    // Appended in one piece: no other frame may come in between (RFC 9113, 6.10).
     for (i, part) in block.chunks(max_size).enumerate() {
         let (kind, flags) = if i == 0 { (kind::HEADERS, end_stream) } else { (kind::CONTINUATION, 0) };
         let flags = if i == last { flags | flag::END_HEADERS } else { flags };
@@ -937,6 +1002,7 @@ fn finish_headers(out: &mut Vec<u8>, start: usize, stream: u32, end_stream: bool
 fn data_frames(out: &mut WriteBuffer, stream: u32, mut data: Bytes, end_stream: bool, max_size: usize) {
     loop {
         let part = data.split_to(data.len().min(max_size));
+        // `data` is the rest behind `part`: only the last frame has END_STREAM.
         let flags = if end_stream && data.is_empty() { flag::END_STREAM } else { 0 };
         frame::FrameHeader { len: part.len(), kind: kind::DATA, flags, stream }.write(out.tail());
         out.push(part);

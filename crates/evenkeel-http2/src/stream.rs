@@ -130,6 +130,7 @@ impl Drop for SendRequest {
         let driver = {
             let mut state = self.shared.lock();
             state.is_sender_dropped = true;
+            // Unconditional: the task around the driver may wait for this drop, also without a frame to write.
             state.take_driver_waker()
         };
         wake([driver]);
@@ -159,6 +160,7 @@ impl SendStream {
         self.shared.change(|state| {
             let sent = state.send_data(self.key, data, end_stream);
             if end_stream {
+                // Under the same lock: after END_STREAM the slot may be freed and reused.
                 state.drop_send_half(self.key);
             }
             sent
@@ -170,6 +172,7 @@ impl SendStream {
         if self.is_done {
             return Poll::Ready(None);
         }
+        // The driver needs no wake-up: it has frames to write, or waits for a WINDOW_UPDATE.
         self.shared.lock().poll_capacity(self.key, cx)
     }
 
@@ -186,10 +189,12 @@ impl SendStream {
         if !self.is_done {
             self.is_done = true;
             let waiting = self.shared.change(|state| {
+                // In this order: without a reader, `drop_send_half` would reset the stream with CANCEL.
                 let waiting = state.cancel(self.key, reason);
                 state.drop_send_half(self.key);
                 waiting
             });
+            // After `change` has released the lock.
             wake(waiting);
         }
     }
@@ -234,6 +239,7 @@ impl RecvStream {
         if self.is_done {
             return Poll::Ready(Ok(self.buffered.trailers.take()));
         }
+        // The driver needs no wake-up: reading trailers queues no frame.
         self.shared.lock().poll_trailers(self.key, cx)
     }
 
@@ -241,6 +247,7 @@ impl RecvStream {
     /// locking.
     fn take<T>(&mut self, take: impl FnOnce(&mut ConnectionState, StreamIndex) -> Poll<T>) -> Poll<T> {
         let RecvStream { shared, key, is_done, buffered } = self;
+        // Not a plain lock: reading data may queue a WINDOW_UPDATE.
         shared.change(|state| {
             let taken = take(state, *key);
             if taken.is_ready()
@@ -264,6 +271,7 @@ impl fmt::Debug for RecvStream {
 impl Drop for RecvStream {
     fn drop(&mut self) {
         if !self.is_done {
+            // The task of the writer may wait for the stream that this cancels.
             wake(self.shared.change(|state| state.drop_recv_half(self.key)));
         }
     }

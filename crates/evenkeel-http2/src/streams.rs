@@ -76,6 +76,7 @@ impl ContentLength {
     /// Returns the value after the response headers have stated a length.
     pub(crate) fn stated(self, status: StatusCode, length: u64) -> ContentLength {
         match status {
+            // A 304 has the length of the content that it omits.
             StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => ContentLength::Ignored,
             _ if self == ContentLength::Ignored => ContentLength::Ignored,
             _ => ContentLength::Left(length),
@@ -154,6 +155,7 @@ impl StreamStore {
             self.slots.push(Http2Stream::free());
             (self.slots.len() - 1) as StreamIndex
         });
+        // Fields that are not set here were reset by `clear`, or by leaving their list.
         let stream = &mut self.slots[key as usize];
         stream.id = id;
         stream.send_state = SendState::Open;
@@ -197,6 +199,7 @@ impl StreamStore {
         #[cfg(test)]
         self.visit(ids.min(self.open.len()));
         if ids <= self.open.len() {
+            // Collected, since the caller closes these streams.
             return (first..next).step_by(2).filter_map(|id| self.find(id)).collect();
         }
         let open = self.open.iter().filter(|(id, _)| (first..next).contains(id));
@@ -208,6 +211,7 @@ impl StreamStore {
         #[cfg(test)]
         self.visit(self.open.len());
         let offsets = self.open.values().map(|key| self.slots[*key as usize].send_offset);
+        // Not below 0: a stream that opens later has the offset 0.
         offsets.max().unwrap_or(0).max(0)
     }
 
@@ -255,6 +259,8 @@ impl StreamStore {
 
     pub(crate) fn free_if_unused(&mut self, key: StreamIndex) {
         let stream = &mut self.slots[key as usize];
+        // Each of these keeps an index of the slot in use. The id 0 marks a free slot, which must not enter `free`
+        // twice.
         if stream.has_reader
             || stream.has_writer
             || stream.is_send_queued
@@ -270,6 +276,7 @@ impl StreamStore {
     /// Releases the slots of a burst of calls once all of them are free.
     pub(crate) fn shrink(&mut self) {
         // The list of blocked streams is empty when no stream is open, and is replaced with the slots.
+        // All slots are free, so no handle holds an index into the replaced store.
         if self.free.len() == self.slots.len() && self.slots.len() > MAX_IDLE_CAPACITY {
             *self = StreamStore::default();
         }

@@ -46,6 +46,7 @@ impl WriteBuffer {
             self.tail.extend_from_slice(&chunk);
             return;
         }
+        // Small frames queued before the chunk keep their place. Their buffer is moved, not copied.
         if self.tail.len() > self.written {
             let mut tail = Bytes::from(mem::take(&mut self.tail));
             tail.advance(mem::take(&mut self.written));
@@ -68,6 +69,7 @@ impl WriteBuffer {
             *slot = IoSlice::new(chunk);
             len += 1;
         }
+        // Otherwise the tail waits for a later write: it follows every chunk.
         if len < SLICES {
             slices[len] = tail;
             len += 1;
@@ -87,10 +89,12 @@ impl WriteBuffer {
             }
             self.before.pop_front();
         }
+        // Clamped: a byte stream that reports too much must not move the position past the end.
         self.written = (self.written + written).min(self.tail.len());
         if self.written == self.tail.len() {
             self.written = 0;
             self.tail.clear();
+            // An idle connection must not retain the memory of a burst (story `memory`).
             if self.tail.capacity() > MAX_IDLE_CAPACITY {
                 self.tail = Vec::new();
             }

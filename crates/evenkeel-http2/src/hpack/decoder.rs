@@ -106,17 +106,20 @@ impl HpackDecoder {
         let mut left = limit;
         while let Some(&first) = from.first() {
             let field = match first {
+                // Indexed field (RFC 7541, 6.1).
                 0x80.. => {
                     let index = integer::read(&mut from, 7)?;
                     block.add(self.field(index)?, &mut left);
                     continue;
                 }
+                // Literal with incremental indexing (RFC 7541, 6.2.1).
                 0x40.. => {
                     let field = self.literal(&mut from, 6)?;
                     block.add(&field, &mut left);
                     self.insert(field);
                     continue;
                 }
+                // Dynamic table size update (RFC 7541, 6.3). Our SETTINGS leave the maximum at its default.
                 0x20.. => {
                     let size = integer::read(&mut from, 5)?;
                     // The table size changes before the first field only (RFC 7541, section 4.2). Every field reduces
@@ -129,6 +132,7 @@ impl HpackDecoder {
                     self.evict(0);
                     continue;
                 }
+                // Literals without indexing and never indexed (RFC 7541, 6.2.2 and 6.2.3): the same for a decoder.
                 _ => self.literal(&mut from, 4)?,
             };
             block.add(&field, &mut left);
@@ -140,6 +144,7 @@ impl HpackDecoder {
     }
 
     fn field(&self, index: usize) -> Option<&HeaderField> {
+        // Index 0 is a decoding error (RFC 7541, 6.1). Static entries precede the dynamic ones (2.3.3).
         let index = index.checked_sub(1)?;
         match index.checked_sub(STATIC_TABLE.len()) {
             None => STATIC_FIELDS.get(index),
@@ -155,6 +160,7 @@ impl HpackDecoder {
             }
             index => {
                 let field = self.field(index)?;
+                // Cloned: the new entry may evict the one that it takes the name from (RFC 7541, 4.4).
                 (field.name.clone(), field.name_len)
             }
         };
@@ -165,6 +171,7 @@ impl HpackDecoder {
     fn insert(&mut self, field: HeaderField) {
         let size = field.len + ENTRY_OVERHEAD;
         self.evict(size);
+        // A field larger than the table empties it, and is no error (RFC 7541, 4.4).
         if size <= self.max_size {
             self.size += size;
             self.fields.push_front(field);
@@ -183,6 +190,7 @@ impl HpackDecoder {
 impl HeaderBlock {
     fn add(&mut self, field: &HeaderField, left: &mut usize) {
         let Some(rest) = left.checked_sub(field.len + ENTRY_OVERHEAD) else {
+            // Decoding goes on: the table must remain equal to the peer's.
             self.is_too_long = true;
             return;
         };
@@ -191,11 +199,13 @@ impl HeaderBlock {
             (FieldName::Header(name), Some(value)) => self.append(name.clone(), value),
             (FieldName::ContentLength, Some(value)) => {
                 let length = read_length(value.as_bytes());
+                // A repeated length is rejected even if it is equal, as RFC 9110, 8.6, permits.
                 self.is_malformed |= length.is_none() || self.content_length.is_some();
                 self.content_length = length;
                 self.append(header::CONTENT_LENGTH, value);
             }
             (FieldName::Te, Some(value)) => {
+                // The only value that HTTP/2 permits (RFC 9113, 8.2.2).
                 self.is_malformed |= value != "trailers";
                 self.append(header::TE, value);
             }
@@ -223,6 +233,7 @@ fn read_length(value: &[u8]) -> Option<u64> {
 
 /// Reads a string from the front. It is borrowed from the block, or decoded into `text`.
 fn read_string<'t, 'f: 't>(from: &mut &'f [u8], text: &'t mut Vec<u8>) -> Option<&'t [u8]> {
+    // The top bit marks a Huffman-coded string (RFC 7541, 5.2).
     let is_coded = from.first()? & 0x80 != 0;
     let len = integer::read(from, 7)?;
     let (string, rest) = from.split_at_checked(len)?;
@@ -231,6 +242,7 @@ fn read_string<'t, 'f: 't>(from: &mut &'f [u8], text: &'t mut Vec<u8>) -> Option
         return Some(string);
     }
     text.clear();
+    // The shortest code has five bits, so the text has at most 8/5 of the string's length.
     huffman::decode(string, text)?;
     Some(text)
 }

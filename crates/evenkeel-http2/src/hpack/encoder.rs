@@ -91,6 +91,7 @@ impl HpackEncoder {
     pub(crate) fn set_max_size(&mut self, size: usize) {
         let size = size.min(DEFAULT_TABLE_SIZE);
         if size != self.max_size {
+            // The smallest size counts: the peer evicts down to it even if a later SETTINGS frame raises it again.
             self.resized = Some(self.resized.unwrap_or(size).min(size));
             self.max_size = size;
             self.evict(0);
@@ -113,6 +114,7 @@ impl HpackEncoder {
             }
         }
         self.list_size = ":scheme".len() + "http".len() + usize::from(is_https) + ENTRY_OVERHEAD;
+        // Pseudo-headers must precede all other fields (RFC 9113, 8.3).
         match *method {
             Method::GET => out.push(0x80 | METHOD as u8),
             Method::POST => out.push(0x80 | (METHOD + 1) as u8),
@@ -175,6 +177,7 @@ impl HpackEncoder {
         let slot = fingerprint as usize % HINTS;
         if let Some(number) = self.find(self.hints[slot], name, value) {
             self.hints[slot] = number;
+            // The newest entry has the first index behind the static table (RFC 7541, 2.3.3).
             integer::write(out, 0x80, 7, STATIC_TABLE.len() + (self.inserted - number) as usize + 1);
             return;
         }
@@ -186,6 +189,7 @@ impl HpackEncoder {
             return;
         }
         literal(out, INCREMENTAL_INDEXING, name, value, index);
+        // `fits` guarantees room for the entry after eviction.
         self.evict(size);
         self.size += size;
         self.fields
@@ -197,12 +201,14 @@ impl HpackEncoder {
     /// Returns the number of the entry for this field, if the table has one.
     fn find(&self, guess: u64, name: &[u8], value: &[u8]) -> Option<u64> {
         let place = |number: u64| usize::try_from(self.inserted.checked_sub(number)?).ok();
+        // Guesses may be stale or empty: the entry is compared. A guess of 0 lies behind the oldest entry.
         if place(guess)
             .and_then(|place| self.fields.get(place))
             .is_some_and(|entry| entry.matches(name, value))
         {
             return Some(guess);
         }
+        // At most 128 entries: 4096 bytes, of which each entry takes at least 32.
         let place = self.fields.iter().position(|entry| entry.matches(name, value))?;
         Some(self.inserted - place as u64)
     }

@@ -68,6 +68,7 @@ pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let mut count: u32 = 0;
     let mut coded = coded.iter();
     loop {
+        // Room for another byte in 64 bits.
         while count <= 56 {
             let Some(&byte) = coded.next() else { break };
             bits |= u64::from(byte) << (56 - count);
@@ -78,8 +79,10 @@ pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Option<()> {
         }
         let found = match code.short[(bits >> (64 - SHORT)) as usize] {
             (byte, length @ 1..) => Some((byte, u32::from(length))),
+            // The upper half is enough: the longest code has 30 bits.
             _ => code.find((bits >> 32) as u32),
         };
+        // A code longer than `count` would include zero bits that were not received.
         let Some((byte, length)) = found.filter(|(_, length)| *length <= count) else {
             // The rest is padding: less than a byte, all ones.
             return (count < 8 && bits >> (64 - count) == (1 << count) - 1).then_some(());

@@ -27,6 +27,7 @@ pub(super) fn read(from: &mut &[u8], prefix: u32) -> Option<usize> {
     if value < most {
         return Some(value);
     }
+    // 28 bits exceed every index and length that occurs here, and cannot overflow `usize`.
     for shift in [0, 7, 14, 21] {
         let (&byte, rest) = from.split_first()?;
         *from = rest;
