@@ -98,6 +98,7 @@ impl ConnectQueue {
             && at + COUNTED_FOR <= now
         {
             self.started.pop_front();
+            // The attempt may have ended since. `counts` is taken, or `remove` would subtract it again.
             if let Some(dial) = self.all.get_mut(&id) {
                 self.in_progress -= usize::from(mem::take(&mut dial.counts));
             }
@@ -111,6 +112,7 @@ impl ConnectQueue {
                 self.limit = INITIAL_LIMIT;
                 return None;
             };
+            // Cancelled attempts are skipped here: removing one from the middle of the queue would visit all others.
             if self.all.contains_key(&request.id) {
                 return Some(request);
             }
@@ -128,10 +130,12 @@ impl ConnectQueue {
             // Timers fire late: unused time is credited, up to one period.
             let earliest = Instant::ORIGIN + now.since(Instant::ORIGIN).saturating_sub(CONNECT_PERIOD);
             self.paid_at = self.paid_at.max(earliest) + self.cost * of / share / self.workers;
+            // Attempts of one period start together. The next one then waits until their share has passed.
             if self.paid_at > now + CONNECT_PERIOD {
                 self.next_at = self.paid_at;
             }
         } else {
+            // Without calls no debt or credit accumulates.
             (self.paid_at, self.next_at) = (now, now);
         }
     }
@@ -153,6 +157,7 @@ impl ConnectQueue {
     fn remove(&mut self, id: SubchannelId) -> Option<AbortHandle> {
         let QueuedConnect { task, counts } = self.all.remove(&id)?;
         self.in_progress -= usize::from(counts);
+        // An attempt that no longer counts frees no slot and raises no limit.
         self.limit = (self.limit + usize::from(counts)).min(MAX_LIMIT);
         task
     }
@@ -163,8 +168,10 @@ impl ConnectQueue {
             return None;
         }
         if self.in_progress < self.limit {
+            // In the past if the attempt may start at once.
             return Some(self.next_at);
         }
+        // Never empty: the counted attempts, which fill the limit, are in `started`.
         let (at, _) = self.started.front()?;
         Some((*at + COUNTED_FOR).max(self.next_at))
     }

@@ -115,6 +115,7 @@ impl TransportState {
 
     /// Returns true if calls are in flight on the connection or wait for a stream.
     pub(crate) fn is_in_use(&self) -> bool {
+        // Relaxed: only a hint for keepalive, which reads no other memory by it.
         self.quota.in_use.load(Ordering::Relaxed) > 0 || self.quota.waiting.load(Ordering::Relaxed) > 0
     }
 
@@ -164,6 +165,7 @@ impl StreamPermit {
     /// Takes a slot if one is free and no other call waits for it.
     pub(crate) fn try_acquire(&mut self) -> bool {
         let quota = &self.transport_state().quota;
+        // A free slot belongs to the calls that wait: a new call must not overtake them.
         self.is_held = quota.waiting.load(Ordering::SeqCst) == 0 && quota.try_acquire();
         self.is_held
     }
@@ -233,6 +235,7 @@ pub(crate) async fn handshake(
             Poll::Ready(Err(failed("the peer closed the connection before its SETTINGS")))
         }
         Poll::Ready(Err(error)) => Poll::Ready(Err(failed(&describe_error(&error)))),
+        // Must precede the next arm: GOAWAY directly behind SETTINGS is a success here, and `run` reports the loss.
         _ if transport.max_streams().is_some() => Poll::Ready(Ok(())),
         Poll::Ready(Ok(())) => Poll::Ready(Err(failed("the connection ended before the peer's SETTINGS"))),
         Poll::Pending => Poll::Pending,
@@ -250,6 +253,8 @@ impl ConnectionTask {
         let mut lost = Some(lost);
         let mut report = |shared: &TransportState, disconnect: Disconnect| {
             if let Some(lost) = lost.take() {
+                // Set before any waiting call wakes: calls read the reason. It is the first value, since `lost` was
+                // taken.
                 let _ = shared.lost.set(disconnect.clone());
                 shared.quota.close();
                 lost(disconnect);
@@ -261,6 +266,7 @@ impl ConnectionTask {
             // A GOAWAY received before the end of the stream is the reason to report, not the end of the stream.
             if let Some(close_reason) = self.transport.close_reason() {
                 // Calls may not have read their responses yet, so the transport is queried as well.
+                // Stored before the report, because the driver reads it with that event. The event's queue orders both.
                 if self.shared.disconnected().is_none() && self.transport.has_served_calls() {
                     self.shared.has_served_calls.store(true, Ordering::Relaxed);
                 }
@@ -296,6 +302,7 @@ impl ConnectionTask {
     /// Ready when the connection has had no streams and taken no calls for [`CLOSE_TIMEOUT`]. Without this timeout, a
     /// peer that stops reading would hold the socket and the task forever.
     fn poll_close_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // Once started, the timer is never cancelled: no further call can open a stream.
         if self.closing.is_none() {
             let takes_calls =
                 self.transport.close_reason().is_none() && !self.shared.is_released.load(Ordering::Acquire);
@@ -358,6 +365,7 @@ impl Disconnect {
 /// Returns the message for an HTTP/2 error, for use in a status.
 pub(crate) fn describe_error(error: &Error) -> String {
     match error {
+        // The peer closed first, and a write noticed it before the read.
         Error::Io(io) if io.kind() == io::ErrorKind::BrokenPipe => Error::Closed.to_string(),
         Error::Io(io) => transport::describe_io_error(io),
         _ => error.to_string(),

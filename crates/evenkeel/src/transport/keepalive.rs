@@ -45,6 +45,7 @@ impl KeepaliveState {
         shared: &TransportState,
         cx: &mut Context<'_>,
     ) -> Poll<()> {
+        // Any bytes are a sign of life, not only the ACK of the ping.
         if transport.bytes_read() != self.last_read.1 {
             self.last_read = (clock::now(), transport.bytes_read());
         }
@@ -55,6 +56,7 @@ impl KeepaliveState {
             let now = clock::now();
             let next = match self.ping_sent_at {
                 Some(ping_sent_at) if last_read_at < ping_sent_at => return Poll::Ready(()),
+                // Data arrived since the timer was set. Resetting it with each read would cost more than this wake-up.
                 _ if now < ping_due_at => {
                     self.ping_sent_at = None;
                     ping_due_at
@@ -71,6 +73,7 @@ impl KeepaliveState {
                     now + self.keepalive.timeout
                 }
             };
+            // The loop polls the timer again, which registers the waker for the new time.
             self.timer.as_mut().reset(clock::sleep_until(next));
         }
     }

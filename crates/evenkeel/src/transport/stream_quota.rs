@@ -23,6 +23,7 @@ pub(super) struct StreamQuota {
 impl StreamQuota {
     pub(super) fn try_acquire(&self) -> bool {
         let limit = self.limit.load(Ordering::SeqCst);
+        // Compared, not subtracted: the peer may lower its limit below the calls in flight.
         let more = |in_use: usize| (in_use < limit).then_some(in_use + 1);
         self.in_use.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
@@ -30,6 +31,7 @@ impl StreamQuota {
     pub(super) fn release(&self) {
         self.in_use.fetch_sub(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
+            // `Notify` keeps a permit for a waiter that has not registered yet.
             self.changed.notify_one();
         }
     }
@@ -55,11 +57,13 @@ impl StreamQuota {
     /// Sets the peer's maximum number of concurrent streams. If it shrinks, calls above it finish normally.
     pub(super) fn set_limit(&self, limit: usize) {
         if self.limit.swap(limit, Ordering::SeqCst) < limit {
+            // All waiters, because several slots may be free. One that registers later reads the raised limit.
             self.changed.notify_waiters();
         }
     }
 
     pub(super) fn close(&self) {
+        // Before the notification: waiters that wake check it.
         self.is_closed.store(true, Ordering::SeqCst);
         self.changed.notify_waiters();
     }

@@ -44,8 +44,10 @@ impl TlsSocket {
             Poll::Ready(Err(read_error)) if is_tls(&read_error) => {
                 Poll::Ready(Err(with_description(read_error)))
             }
+            // Data that this read returned is lost, but the connection has failed anyway.
             Poll::Ready(_) => Poll::Ready(Err(error)),
             Poll::Pending => {
+                // The read has registered the waker, so the next poll must not write again.
                 self.failed = Some(error);
                 Poll::Pending
             }

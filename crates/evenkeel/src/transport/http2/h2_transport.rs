@@ -125,6 +125,7 @@ impl H2Sender {
         // A fresh clone has no pending stream. `h2` would reject this request if one were pending.
         let opened = self.requests.clone().send_request(head, request.end_stream);
         let (response, send) = opened.map_err(|error| from_h2(&error))?;
+        // Counted once `h2` has accepted the request. The drop of `H2Stream` subtracts it.
         self.shared.streams.fetch_add(1, Ordering::SeqCst);
         let stream = Arc::new(H2Stream { send: Mutex::new(send), shared: self.shared.clone() });
         let send = H2SendStream { stream: stream.clone(), is_done: request.end_stream };
@@ -173,6 +174,7 @@ impl H2SendStream {
         }
         let mut send = lock(&self.stream.send);
         while send.capacity() == 0 {
+            // Any capacity is enough: `send_data` queues the rest.
             send.reserve_capacity(1);
             match ready!(send.poll_capacity(cx)) {
                 Some(Ok(_)) => {}
@@ -286,6 +288,7 @@ impl H2Transport {
         if self.shared.is_released.load(Ordering::SeqCst) {
             self.probe = None;
         }
+        // Examined last: SETTINGS and GOAWAY that arrived before the end must take effect first.
         let polled = Pin::new(&mut self.connection).poll(cx);
         if self.read.is_not_http2.load(Ordering::Relaxed) {
             return Poll::Ready(Err(self.refuse(Error::ConnectionError(Reason::PROTOCOL_ERROR))));
