@@ -65,10 +65,12 @@ impl Attempt {
         cx: &mut Context<'_>,
         deadline: &mut CallDeadline,
     ) -> Poll<HeadResult> {
+        // Before the response: most bodies are sent as a whole here, and need no task.
         if let (SendProgress::Inline, Some(sender)) = (&self.progress, &mut self.sender) {
             self.progress = match sender.poll(cx) {
                 Poll::Ready(RequestSendResult::Done) => SendProgress::Done,
                 Poll::Ready(RequestSendResult::Failed(status)) => SendProgress::Failed(status),
+                // The task polls the body again, which replaces the waker that this poll registered.
                 Poll::Pending => self.sender.take().map_or(SendProgress::Done, |sender| {
                     SendProgress::Spawned(RequestSendTask::spawn(sender))
                 }),
@@ -80,6 +82,7 @@ impl Attempt {
         let Some(response) = &mut self.response else { return Poll::Ready(None) };
         match response.poll_head(cx) {
             Poll::Ready(head) => Poll::Ready(Some(head)),
+            // A response that has arrived wins over the deadline.
             Poll::Pending => deadline.poll_expired(cx).map(|()| None),
         }
     }
@@ -150,6 +153,7 @@ impl Attempt {
         }
         let sender = match mem::replace(&mut self.progress, SendProgress::Done) {
             SendProgress::Spawned(mut task) => {
+                // The call is committed: the task need not keep data for a retry (A6).
                 task.back = None;
                 Some(task)
             }
@@ -203,8 +207,10 @@ impl FailedAttempt {
         };
         let (why, buffer) = match (why, back) {
             (Err(_), Err(status)) => (Err(status), None),
+            // A status of the peer is kept even if the body has failed since.
             (why, back) => (why, back.unwrap_or(None).filter(RequestBuffer::is_replayable)),
         };
+        // Consumes the observer and its permit: the next attempt must not wait for the stream of this one.
         let finish = |code, headers: Option<&HeaderMap>| {
             if let Some(observer) = observer {
                 observer.finish(code, headers);

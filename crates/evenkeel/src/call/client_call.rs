@@ -99,6 +99,7 @@ impl Future for ResponseFuture {
                     call.state = match attempt.handle_head(head, &mut call.deadline, &mut call.observer) {
                         // The response has a body, which reports the end of the call.
                         Ok(response) if !response.body().is_end_stream() => {
+                            // The body has taken the observers and the deadline, so this drop reports nothing.
                             this.call = None;
                             return Poll::Ready(Ok(response));
                         }
@@ -112,6 +113,7 @@ impl Future for ResponseFuture {
                         return Poll::Ready(result);
                     }
                 }
+                // The loop polls the box at once, which registers the waker.
                 _ => this.wait = this.call.take().map(|call| Box::pin(call.wait()) as _),
             }
         }
@@ -283,6 +285,7 @@ impl ClientCall {
 
     /// Picks a connection for an attempt.
     fn pick(&mut self, snapshot: &ChannelSnapshot) -> CallState {
+        // A call that waits picks again, but its attempt starts once.
         if self.meter.is_none() {
             self.meter = self.observer.start_attempt();
         }
@@ -291,6 +294,7 @@ impl ClientCall {
         };
         let serial = snapshot.serial;
         let wait = |reason| CallState::AwaitSnapshot(SnapshotWait { serial, is_routed: true, reason });
+        // The same picker could select the same closed connection again, and the call would spin.
         if self.stale_serial == Some(serial) {
             return wait("the connection that was chosen is gone");
         }
@@ -303,6 +307,7 @@ impl ClientCall {
         match pick {
             PickResult::Complete(id, trackers) => {
                 let Some(connection) = snapshot.connections.get(id) else {
+                    // Explicit, because dropped trackers would report a cancelled call.
                     trackers.finish(&CallOutcome::Unsent);
                     return wait("the connection that was chosen is gone");
                 };
@@ -313,6 +318,7 @@ impl ClientCall {
             }
             PickResult::Queue { connect } => {
                 if let Some(id) = connect {
+                    // Fails if the driver has ended. The call then finds the closed state.
                     let _ = self.channel.commands.send(ChannelCommand::Connect(id));
                 }
                 wait("no endpoint is connected")
@@ -339,6 +345,7 @@ impl ClientCall {
                 let observer = AttemptObserver::new(trackers, permit, meter);
                 CallState::Receive(Attempt::new(sent, body, observer, self.captures_peer.is_some()))
             }
+            // The request itself is at fault, so another pick would not help.
             Err(error @ (Error::InvalidHeader(_) | Error::HeaderListTooLarge { .. })) => {
                 trackers.finish(&CallOutcome::Unsent);
                 self.fail(tonic::Status::internal(format!("the request cannot be sent: {error}")))
@@ -359,6 +366,7 @@ impl ClientCall {
         trackers: &CallTrackers,
         end_stream: bool,
     ) -> Result<(HttpSendStream, HttpRecvStream), Error> {
+        // The peer measures from the receipt, so a call that waited may send only the time that is left.
         if !self.header_is_current
             && let Some(left) = self.deadline.remaining()
         {
@@ -370,6 +378,7 @@ impl ClientCall {
         let rewrite = self.selected.as_ref().is_some_and(SelectedRoute::auto_host_rewrite);
         let labels = if rewrite { trackers.backend_labels() } else { None };
         let hostname = labels.and_then(|labels| labels.hostname.as_deref());
+        // The name comes from the control plane, and may not be valid as an authority.
         let hostname = hostname.filter(|name| Authority::try_from(*name).is_ok());
         let defaults = &self.channel.default_headers;
         let mut pick_headers = trackers.headers().peekable();
@@ -395,6 +404,7 @@ impl ClientCall {
     fn retry(&mut self, attempt_outcome: AttemptOutcome) -> CallState {
         let AttemptOutcome { code, outcome, is_unprocessed, buffer } = attempt_outcome;
         let is_first_refusal = is_unprocessed && !mem::replace(&mut self.refused, is_unprocessed);
+        // The body cannot be sent again, so the call is committed (A6).
         let Some(body) = buffer else {
             self.observer.commit(code);
             return CallState::Finish(outcome);
@@ -450,6 +460,7 @@ impl ClientCall {
     /// Runs the states that wait, and the steps between them.
     async fn wait(mut self) -> ClientCall {
         loop {
+            // A placeholder during the await: every arm sets the state.
             self.state = match mem::replace(&mut self.state, CallState::Pick) {
                 CallState::AwaitSnapshot(wait) => self.await_snapshot(wait).await,
                 CallState::Delay(index, fault) => self.delay(index, fault).await,
@@ -511,6 +522,7 @@ impl ClientCall {
                 let PickedConnection { permit, trackers, .. } = picked;
                 let reason =
                     format!("endpoint {} takes no more calls at once", permit.transport_state().address());
+                // Reported as an attempt at this endpoint, which kept the call waiting until its deadline.
                 AttemptObserver::new(trackers, permit, self.meter.take())
                     .finish(Code::DeadlineExceeded, None);
                 self.fail(deadline_exceeded(&reason))

@@ -46,6 +46,7 @@ impl CallDeadline {
     /// Returns the output of `work`, or `None` if the deadline passes first.
     pub(crate) async fn race<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = std::pin::pin!(work);
+        // A result that is ready wins over a deadline that has passed.
         poll_fn(|cx| match work.as_mut().poll(cx) {
             Poll::Ready(done) => Poll::Ready(Some(done)),
             Poll::Pending => self.poll_expired(cx).map(|()| None),

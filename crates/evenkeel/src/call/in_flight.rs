@@ -28,6 +28,7 @@ pub(crate) struct InFlightGuard {
 
 impl InFlightCalls {
     pub(crate) fn start(self: &Arc<InFlightCalls>) -> InFlightGuard {
+        // One operation for both halves. The high half may wrap without an effect on the low one.
         self.counts.fetch_add((1 << 32) | 1, Ordering::Relaxed);
         InFlightGuard { calls: self.clone(), timer: self.channel_stats.start() }
     }
@@ -71,6 +72,7 @@ impl InFlightGuard {
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.finish(None);
+        // The mirror image of `wait_finished`: with SeqCst, one side sees the write of the other.
         let before = self.calls.counts.fetch_sub(1, Ordering::SeqCst);
         if before as u32 == 1 && self.calls.closing.load(Ordering::SeqCst) {
             self.calls.all_finished.notify_waiters();

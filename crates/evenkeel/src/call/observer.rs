@@ -142,6 +142,7 @@ impl AttemptObserver {
         let stats = self.permit.transport_state().stats();
         stats.finish(mem::take(&mut self.timer), Some(code));
         let trackers = self.trackers.take().filter(|trackers| !trackers.is_empty());
+        // Parsing the report costs time in every call, so it is skipped if it has no reader.
         let want_load =
             trackers.as_ref().is_some_and(CallTrackers::needs_load_report) || stats.records_load();
         let load = trailers.filter(|_| want_load).and_then(|trailers| {
@@ -177,6 +178,7 @@ impl AttemptObserver {
 
 impl Drop for AttemptObserver {
     fn drop(&mut self) {
+        // After `finish` the timer is empty and counts nothing.
         self.permit.transport_state().stats().finish(mem::take(&mut self.timer), None);
         if let Some(trackers) = self.trackers.take() {
             catch_panic(|| drop(trackers));

@@ -51,6 +51,7 @@ impl RequestBuffer {
         if self.buffered_bytes > MAX_BUFFERED_BYTES {
             self.discard();
         } else if self.first.is_none() {
+            // Shares the memory of the data.
             self.first = Some(data.clone());
         } else {
             self.more.push(data.clone());
@@ -114,6 +115,7 @@ impl RequestSender {
             }
             match self.poll_chunk(cx) {
                 Poll::Ready(Some(Ok(chunk))) => {
+                    // One part is held back: only the end of the body shows which is the last, with END_STREAM.
                     if let Some(pending_chunk) = self.pending_chunk.replace(chunk)
                         && self.stream.send(pending_chunk, false).is_none()
                     {
@@ -125,6 +127,7 @@ impl RequestSender {
                     return Poll::Ready(RequestSendResult::Failed(status));
                 }
                 Poll::Ready(None) => {
+                    // If the stream accepts no more data, the response reports the reason.
                     self.stream.send(self.pending_chunk.take().unwrap_or_default(), true);
                     return Poll::Ready(RequestSendResult::Done);
                 }
@@ -134,6 +137,7 @@ impl RequestSender {
                     {
                         return Poll::Ready(RequestSendResult::Done);
                     }
+                    // The body has registered the waker for more data. A reset by the peer must end the wait too.
                     return self.stream.poll_closed(cx).map(|()| RequestSendResult::Done);
                 }
             }
@@ -154,6 +158,7 @@ impl RequestSender {
             self.chunks_taken += 1;
             return Poll::Ready(Some(Ok(chunk.clone())));
         }
+        // After the buffered parts, which this attempt still had to send.
         if self.is_committed {
             self.buffer.discard();
         }
@@ -208,6 +213,7 @@ impl RequestSendTask {
                 sender.poll(cx)
             })
             .await;
+            // The receiver is dropped once the call is committed.
             let _ = return_buffer.send(match send_result {
                 RequestSendResult::Done => Ok(sender.buffer),
                 RequestSendResult::Failed(status) => Err(status),
@@ -219,7 +225,9 @@ impl RequestSendTask {
     /// Stops the task. Returns the body, or its error.
     pub(super) async fn stop(mut self) -> Result<Option<RequestBuffer>, tonic::Status> {
         let Some((stop, back)) = self.back.take() else { return Ok(None) };
+        // Fails if the task has ended. Its result waits in `back`.
         let _ = stop.send(());
+        // `Err` if the application's body panicked: it cannot be sent again then.
         back.await.ok().transpose()
     }
 }

@@ -24,6 +24,7 @@ pub struct ResponseBody(pub(super) Option<ResponseStream>);
 pub(super) struct ResponseStream {
     pub(super) stream: HttpRecvStream,
     pub(super) observer: AttemptObserver,
+    // Not read: its drop aborts the task of the request body.
     pub(super) _sender: Option<RequestSendTask>,
     pub(super) deadline: CallDeadline,
     pub(super) call_observer: CallObserver,
@@ -72,6 +73,7 @@ impl http_body::Body for ResponseBody {
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }
                 Poll::Ready(Ok(None)) => {
+                    // Without trailers there is no `grpc-status`.
                     self.finish(Code::Unknown, None);
                     return Poll::Ready(None);
                 }
@@ -81,6 +83,7 @@ impl http_body::Body for ResponseBody {
             Poll::Pending => return response.poll_deadline(cx).map(|status| Some(self.fail(status))),
         };
         let mut status = response.observer.error_status(&error);
+        // The peer has the same deadline, and may cancel the stream first.
         if status.code() == tonic::Code::Cancelled && response.deadline.is_expired() {
             status = response.incomplete_response_status();
         }

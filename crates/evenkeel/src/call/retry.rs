@@ -70,6 +70,7 @@ pub(crate) struct CodeSet(u32);
 
 impl CodeSet {
     pub(crate) fn contains(self, code: Code) -> bool {
+        // The 17 codes fit into 32 bits.
         self.0 & 1 << code as u8 != 0
     }
 }
@@ -198,7 +199,9 @@ impl RetryThrottle {
     fn record_failure(&self) -> bool {
         let take = |tokens: u32| tokens.saturating_sub(TOKEN);
         let before =
+            // Relaxed: the number orders no other memory.
             self.tokens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |tokens| Some(take(tokens)));
+        // Always `Ok`: the closure never returns `None`.
         let (Ok(before) | Err(before)) = before;
         take(before) > self.settings.max_tokens / 2
     }
@@ -206,6 +209,7 @@ impl RetryThrottle {
     /// Returns tokens for a success. Writes nothing if all tokens are present, which is the common case.
     fn record_success(&self) {
         let RetryThrottlingConfig { max_tokens, token_ratio } = self.settings;
+        // `Err` if all tokens are present.
         let _ = self.tokens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |tokens| {
             (tokens < max_tokens).then(|| tokens.saturating_add(token_ratio).min(max_tokens))
         });

@@ -20,6 +20,7 @@ pub(crate) fn parse(value: &HeaderValue) -> Option<Duration> {
     if !(1..=MAX_DIGITS).contains(&digits.len()) || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
+    // Cannot overflow: eight digits, times 3600 at most.
     let number = digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
     match unit {
         b'H' => Some(Duration::from_secs(number * 3600)),

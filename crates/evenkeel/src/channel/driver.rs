@@ -111,6 +111,7 @@ impl ChannelDriver {
             if !self.handle_event(event) {
                 return;
             }
+            // All pending events share one pass.
             while let Some(event) = self.try_next() {
                 if !self.handle_event(event) {
                     return;
@@ -160,6 +161,7 @@ impl ChannelDriver {
             update = resolver => DriverEvent::Resolver(update),
             () = self.published.wait_for_waiter(), if is_deferring => DriverEvent::CallWaiting,
             () = due => DriverEvent::Time,
+            // Pending once, so an event that is ready comes first.
             () = yield_now(), if is_busy => return None,
         })
     }
@@ -183,6 +185,7 @@ impl ChannelDriver {
                     tracing::error!("load balancing policy panicked in describe");
                     None
                 });
+                // The requester may have dropped its receiver.
                 let _ = answer.send(tree);
             }
             DriverEvent::ChannelCommand(Some(ChannelCommand::Wake)) => {
@@ -203,6 +206,7 @@ impl ChannelDriver {
                 if let Some(active) = &mut self.active {
                     let too_many_pings = active.handle_event(report);
                     if too_many_pings && let Some(keepalive) = &mut self.settings.http2.keepalive {
+                        // Applies to later connections only: each attempt copies the settings (A8).
                         keepalive.time = keepalive.time.saturating_mul(2);
                         tracing::warn!(time = ?keepalive.time, "received GOAWAY with too_many_pings, keepalive time doubled");
                     }
@@ -249,6 +253,7 @@ impl ChannelDriver {
         }
         let calls_started = self.calls.started();
         if self.calls.in_flight() > 0
+            // A call may have started and ended since the last check. Only the number of started calls shows it.
             || mem::replace(&mut active.calls_started, calls_started) != calls_started
         {
             active.idle_at = clock::now() + timeout;
@@ -266,7 +271,9 @@ impl ChannelDriver {
 impl Drop for ChannelDriver {
     /// Also runs when the runtime shuts down: calls must not wait for a driver that no longer exists.
     fn drop(&mut self) {
+        // In this order: `Channel::ready` wakes on the connectivity and then checks for the closed state.
         self.published.publish(ChannelState::Closed, ConnectionMap::default());
+        // Not `update_connectivity`: waiters must wake even if the state was IDLE before.
         self.published.connectivity().send_replace(ConnectivityState::Idle);
     }
 }

@@ -133,6 +133,7 @@ impl Channel {
         let mut connectivity = self.watch_connectivity();
         self.connect();
         loop {
+            // Marked as seen before the checks, so that a change during them ends the wait below.
             if *connectivity.borrow_and_update() == ConnectivityState::Ready {
                 return Ok(());
             }
@@ -156,7 +157,9 @@ impl Channel {
     /// Closes the channel and waits until all sent calls have finished. New calls fail, and so do calls that wait for an
     /// endpoint.
     pub async fn close(self) {
+        // Subscribed before the command, so that the closed snapshot is not missed.
         let mut changes = self.inner.published.subscribe();
+        // Fails if the driver has ended, which has published the closed state.
         let _ = self.inner.commands.send(ChannelCommand::Close);
         // More calls may start until they see the closed state.
         while !matches!(self.inner.published.load().state, ChannelState::Closed) {
@@ -174,6 +177,7 @@ impl tower_service::Service<http::Request<Body>> for Channel {
     type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), tonic::Status>> {
+        // Calls wait in their futures, for a connection or a stream: readiness differs between endpoints.
         Poll::Ready(Ok(()))
     }
 

@@ -72,6 +72,7 @@ impl SnapshotPublisher {
     /// Returns a receiver that is notified of every snapshot published from here on.
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
         let receiver = self.changed.subscribe();
+        // After the subscription, which the driver looks for in `has_waiters`.
         self.waiting.notify_one();
         receiver
     }

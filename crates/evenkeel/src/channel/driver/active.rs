@@ -27,6 +27,7 @@ use crate::{clock, entropy};
 
 /// State of a channel that is not IDLE.
 pub(super) struct ActiveChannel {
+    // Before `resolver`: fields are dropped in order. A core that outlives its xDS client loses its last load report.
     pub(super) core: Core,
     pub(super) resolver: Resolver,
     route: RouteState,
@@ -106,6 +107,7 @@ impl ActiveChannel {
             is_ready: false,
             pacer: PassPacer::default(),
             wake_at: None,
+            // `Instant` saturates, so without a timeout this time is never reached.
             idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
             calls_started: calls.started(),
             calls: calls.clone(),
@@ -123,6 +125,7 @@ impl ActiveChannel {
                     Ok(subscription) => {
                         active.resolver = Resolver::Xds { client: client.clone(), subscription };
                     }
+                    // The client's thread has ended, or failed to start: `build` has checked the target.
                     Err(error) => active.route = RouteState::Failed(Status::unavailable(error.to_string())),
                 }
             }
@@ -172,6 +175,7 @@ impl ActiveChannel {
             }
             ResolverUpdate::Failed(status) => {
                 tracing::warn!(error = status.message(), "name resolution failed");
+                // With a usable config, the last endpoints stay in use.
                 if matches!(self.route, RouteState::Unknown | RouteState::Failed(_)) {
                     self.route = RouteState::Failed(status);
                     self.is_dirty = true;

@@ -29,6 +29,7 @@ impl ChannelDriver {
         active.close_at = has_calls.then(|| clock::now() + CLOSE_PAUSE);
         // Calls must not see a connection that is dropped, so closes are published before anything is dropped.
         if !active.closes.is_empty() {
+            // From the end of the lists, so that no element moves.
             let first = active.closes.len().saturating_sub(CLOSE_BATCH);
             for id in active.closes.split_off(first) {
                 active.close(id);

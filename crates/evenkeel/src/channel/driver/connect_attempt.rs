@@ -51,6 +51,7 @@ impl ConnectAttempt {
 
     fn report(&mut self, report: ConnectionEvent) {
         self.has_reported = true;
+        // Fails if the channel has entered IDLE or has closed. Dropping the event then drops its connection.
         let _ = self.reporter.send(report);
     }
 }
@@ -84,6 +85,7 @@ pub(super) async fn run_connect_attempt(
         };
         connection::handshake(io, (address.clone(), level), http2).await
     };
+    // The block ends the borrow of `connecting`, which reports the result.
     let result = {
         let mut attempt = pin!(time::timeout_at(clock::sleep_until(deadline), attempt));
         future::poll_fn(|cx| {

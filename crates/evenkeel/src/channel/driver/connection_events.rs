@@ -77,6 +77,7 @@ impl ActiveChannel {
                 }
                 if let Some(connection) = self.connections.remove(id) {
                     if connection.transport_state().has_served_calls() {
+                        // Must precede `Disconnected`, which decides on the backoff by it.
                         self.core.handle(LbEvent::ResponseReceived(id), now);
                     }
                     tracing::info!(

@@ -46,6 +46,7 @@ impl LoadWatches {
         every: Option<Duration>,
         connection: Option<&Arc<Connection>>,
     ) {
+        // Dropping the entry ends its stream.
         self.all.remove(&id);
         let Some(every) = every else { return };
         self.all.insert(id, LoadWatch { every, stream: None });
@@ -58,6 +59,7 @@ impl LoadWatches {
         let Some(watch) = self.all.get_mut(&id) else { return };
         let reporter = self.reporter.clone();
         let report = move |load| {
+            // Fails if the channel has entered IDLE, which also aborts this task.
             let _ = reporter.send(ConnectionEvent::Load(id, load));
         };
         let stream_config = LoadStreamConfig {
@@ -66,6 +68,7 @@ impl LoadWatches {
             every: watch.every,
         };
         let stream = oob::watch(connection.clone(), stream_config, report);
+        // The stream of the previous connection may still run.
         watch.end();
         watch.stream = Some(tokio::spawn(stream).abort_handle());
     }

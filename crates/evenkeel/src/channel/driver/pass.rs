@@ -42,6 +42,7 @@ impl ChannelDriver {
             let status = Status::new(evenkeel_core::Code::Internal, "a load balancing policy panicked");
             self.published.publish(ChannelState::Failed(status), ConnectionMap::default());
             let mut fresh = ActiveChannel::new(&self.settings, &self.calls);
+            // The failure stays published until the first pass of the fresh policies.
             fresh.is_dirty = false;
             fresh.wake_at = Some(clock::now() + PANIC_RESTART_DELAY);
             self.active = Some(fresh);
@@ -60,15 +61,18 @@ impl ChannelDriver {
         for effect in effects {
             match effect {
                 LbEffect::Close { id } if is_large_change => {
+                    // Only the close is deferred: an attempt in progress would take a slot from the new endpoints.
                     active.connect_queue.cancel(id);
                     active.closes.push(id);
                 }
                 effect => active.apply_effect(effect, now, &self.settings),
             }
         }
+        // After the effects, so that the snapshot contains no connection that was closed.
         if mem::take(&mut active.is_dirty) {
             self.published.publish(active.channel_state(), active.connections.clone());
         }
+        // After the snapshot: a caller that sees READY must find its picker.
         self.published.update_connectivity(active.connectivity(connectivity));
         active.resolver.handle_pass(&active.core);
         active.start_connects(now, &self.settings);
