@@ -53,6 +53,7 @@ impl Listener for AdminListener {
                 Ok((stream, address)) => {
                     let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() else {
                         tracing::debug!(maximum = MAX_CONNECTIONS, "admin connection limit reached");
+                        // Dropping the stream closes it.
                         continue;
                     };
                     return (AdminSocket::new(stream, slot), address);

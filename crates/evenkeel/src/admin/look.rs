@@ -53,6 +53,7 @@ pub(super) struct EndpointSample {
 }
 
 pub(super) async fn collect_sample() -> AdminSample {
+    // Collected first: the lock must not be held across the awaits below.
     let channels: Vec<_> = {
         let channels = lock(&CHANNELS);
         channels.iter().filter_map(|(id, channel)| Some((*id, channel.upgrade()?))).collect()

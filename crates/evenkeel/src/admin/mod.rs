@@ -201,6 +201,7 @@ impl AdminServerBuilder {
         let listener = listener::AdminListener::new(listener);
         let service = router.into_make_service_with_connect_info::<listener::RequestGauge>();
         let serve = axum::serve(listener, service).with_graceful_shutdown(async move {
+            // An error, since the sender is only ever dropped.
             let _ = ended.changed().await;
         });
         tokio::spawn(async move {
@@ -218,7 +219,9 @@ async fn sample_periodically(
     every: Duration,
 ) {
     let mut ticks = interval(every);
+    // A burst of late ticks would give samples without time in between.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick is immediate, and `AdminWatch::start` has taken that sample.
     ticks.tick().await;
     loop {
         ticks.tick().await;

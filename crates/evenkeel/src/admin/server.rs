@@ -68,6 +68,7 @@ pub(super) fn router(router_state: RouterState, names: AllowedHosts) -> Router {
             "/envoy.service.status.v3.ClientStatusDiscoveryService/{method}",
             on_service(MethodFilter::POST, Csds::new()),
         )
+        // The last layer is the outermost: a request is counted first, then checked.
         .layer(middleware::map_response(harden))
         .layer(middleware::from_fn_with_state(names, reject_foreign_requests))
         .layer(middleware::from_fn(count_request))
@@ -94,15 +95,18 @@ async fn events(
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
     let (sender, events) = mpsc::channel::<Result<Bytes, std::io::Error>>(1);
+    // So that the current state is sent at once.
     latest.mark_changed();
     tokio::spawn(async move {
         let _permit = permit;
         loop {
             tokio::select! {
+                // The permit must return without waiting for the next state.
                 () = sender.closed() => return,
                 _ = ended.changed() => return,
                 changed = latest.changed() => if changed.is_err() { return },
             }
+            // The block ends the borrow: the sampler cannot publish while the value is borrowed.
             let event = {
                 let state = &latest.borrow_and_update().state;
                 let mut event = Vec::with_capacity(state.len() + 8);

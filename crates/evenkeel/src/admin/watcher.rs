@@ -88,6 +88,7 @@ impl StateWatcher {
         };
         self.compare(&state);
         self.compare_priorities(&state, priorities);
+        // Must precede `hints`, which reads the last points of the charts.
         self.chart(&state);
         state.hints = self.hints(&state);
         self.before = Some(state.clone());
@@ -321,6 +322,7 @@ fn channel_state(
 
 fn traffic(now: &CallStatsSnapshot, before: &CallStatsSnapshot, seconds: f64) -> TrafficStats {
     let per_second = |now: u64, before: u64| {
+        // Saturating: the counters of an address restart once nothing holds them.
         if seconds > 0.0 { now.saturating_sub(before) as f64 / seconds } else { 0.0 }
     };
     let [p50_ms, p99_ms] = now.quantiles(before, [0.5, 0.99]);

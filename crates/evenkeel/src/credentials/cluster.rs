@@ -115,6 +115,7 @@ fn config(
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![H2.to_vec()];
+    // A resumed session skips the verifier, and a ticket belongs to one endpoint of the cluster.
     config.resumption = Resumption::disabled();
     Ok(config)
 }

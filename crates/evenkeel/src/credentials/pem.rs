@@ -160,6 +160,7 @@ pub(super) fn system_roots() -> Result<Arc<RootCertStore>, CredentialsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
     let count = found.certs.len();
+    // System stores may contain certificates that rustls cannot parse. One of them must not disable TLS.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let what = match count {
@@ -172,5 +173,6 @@ pub(super) fn system_roots() -> Result<Arc<RootCertStore>, CredentialsError> {
             None => CredentialsError::new(format!("{what}; {advice}")),
         });
     }
+    // Two threads may load at the same time, and the first result is kept.
     Ok(ROOTS.get_or_init(|| Arc::new(roots)).clone())
 }

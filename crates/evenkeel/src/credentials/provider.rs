@@ -150,10 +150,12 @@ impl FileWatcherProvider {
             Ok(readings) => readings,
             Err(_) => match self.known.load_full() {
                 Some(known) => return Some(known),
+                // Nothing is loaded yet: wait for the handshake that loads. Its time in `at` prevents a second load.
                 None => self.readings.clone().lock_owned().await,
             },
         };
         if readings.at.is_none_or(|at| at.elapsed() >= self.reload_interval(&readings)) {
+            // The guard moves along: the reload continues under the lock if this handshake is cancelled.
             let provider = self.clone();
             // Fails only if the runtime ends, and this handshake with it.
             let _ = task::spawn_blocking(move || provider.reload(&mut readings)).await;

@@ -27,6 +27,7 @@ impl<T> ReloadedValue<T> {
             }
             Err(error) => Some(error.to_string()),
         };
+        // Logged once per cause: handshakes repeat a failed reload every second.
         if let Some(last_error) = &last_error
             && self.last_error.as_ref() != Some(last_error)
         {

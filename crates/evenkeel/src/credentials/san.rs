@@ -65,6 +65,7 @@ fn name(tag: u8, content: &[u8]) -> Option<(SanKind, String)> {
 fn alt_names(certificate: &[u8]) -> Option<&[u8]> {
     let mut certificate = DerReader(DerReader(certificate).take(SEQUENCE)?);
     let mut signed = DerReader(certificate.take(SEQUENCE)?);
+    // Absent in version 1, which is the default (RFC 5280, 4.1).
     if signed.peek() == Some(VERSION) {
         signed.next()?;
     }
@@ -84,6 +85,7 @@ fn alt_names(certificate: &[u8]) -> Option<&[u8]> {
     while !extensions.is_empty() {
         let mut extension = DerReader(extensions.take(SEQUENCE)?);
         let id = extension.take(OBJECT_ID)?;
+        // The critical flag, absent if false (RFC 5280, 4.1).
         if extension.peek() == Some(BOOLEAN) {
             extension.next()?;
         }

@@ -69,6 +69,7 @@ impl TlsConfigSource {
             && let Ok(mut material) = self.material.clone().try_lock_owned()
             && material.read_at.elapsed() >= self.reload_interval(&material)
         {
+            // The guard moves along: the reload continues under the lock if this handshake is cancelled.
             let source = self.clone();
             // Fails only if the runtime ends, and this handshake with it.
             let _ = task::spawn_blocking(move || source.reload(&mut material)).await;
@@ -83,6 +84,7 @@ impl TlsConfigSource {
 
     /// Reloads roots and identity independently: an invalid CA file must not prevent the rotation of an identity.
     fn reload(&self, material: &mut TlsMaterial) {
+        // Also before a reload that fails: `reload_interval` repeats it sooner.
         material.read_at = Instant::now();
         material.roots.replace(self.sources.read_roots());
         material.identity.replace(self.sources.read_identity(&self.provider));

@@ -67,6 +67,7 @@ impl ServerCertVerifier for SanVerifier {
     ) -> Result<ServerCertVerified, rustls::Error> {
         let certificate = ParsedCertificate::try_from(end_entity)?;
         let algorithms = self.algorithms.all;
+        // The chain first: names of an untrusted certificate are not parsed.
         verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, intermediates, now, algorithms)?;
         self.check_names(end_entity)?;
         Ok(ServerCertVerified::assertion())

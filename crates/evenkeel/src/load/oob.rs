@@ -93,6 +93,7 @@ async fn read_reports(
     config: &LoadStreamConfig,
     report: impl Fn(LoadReport),
 ) -> (bool, Status) {
+    // A duration that protobuf cannot represent leaves the interval to the backend.
     let every = prost_types::Duration::try_from(config.every).ok();
     let request = OrcaLoadReportRequest { report_interval: every, ..OrcaLoadReportRequest::default() };
     let method = PathAndQuery::from_static(METHOD);
@@ -163,6 +164,7 @@ impl tower_service::Service<http::Request<Body>> for ConnectionService {
         let (connection, head) = (self.connection.clone(), self.default_headers.clone());
         Box::pin(async move {
             let mut permit = connection.permit();
+            // If the connection accepts no more calls, `send` below returns the reason.
             permit.acquire().await;
             let sent = connection.sender().send(&http2::RequestHeaders {
                 method: &request.method,

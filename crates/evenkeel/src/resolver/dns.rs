@@ -122,6 +122,7 @@ impl DnsRefresh {
 
     /// Requests a lookup, typically because connections to the known addresses fail.
     pub(crate) fn request(&mut self, now: Instant) {
+        // A time that is set stays: a request must not end the back-off after a failure.
         self.due.get_or_insert(now.max(self.fresh_until));
     }
 

@@ -53,6 +53,7 @@ impl Resolver {
             Resolver::Dns(dns) => dns.next().await,
             Resolver::Xds { subscription, .. } => match subscription.changed().await {
                 Some(step) => ResolverUpdate::Xds(step),
+                // The client's thread has ended. The channel keeps its last config.
                 None => future::pending().await,
             },
         }

@@ -151,6 +151,7 @@ impl XdsClientBuilder {
         worker_status: Arc<WorkerStatus>,
         commands: mpsc::UnboundedReceiver<WorkerCommand>,
     ) -> io::Result<()> {
+        // Built here and not on the thread, so that a failure is returned.
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let rng = || Rng::from_entropy(entropy::fresh());
         let response_bytes = self.limits.response_bytes;

@@ -116,9 +116,11 @@ impl XdsClient {
 
     /// Returns the process's client for this bootstrap. A client in use with an equal bootstrap is returned again.
     pub fn shared(bootstrap: Bootstrap) -> XdsClient {
+        // Locked until the client is registered, so that two threads cannot start one each.
         let mut clients = clients();
         let usable = |client: &XdsClient| {
             let shared = &client.shared;
+            // A client whose thread has ended is closed, and replaced.
             shared.is_shared && *shared.bootstrap == bootstrap && !shared.commands.is_closed()
         };
         if let Some(client) = live(&clients).find(usable) {
@@ -183,6 +185,7 @@ impl XdsClient {
         let named = self.named(target)?;
         let authority = authority.map_or(named.authority, str::to_owned);
         let (sender, steps) = watch::channel(None);
+        // Relaxed: the key only has to be unique.
         let key = shared.next_key.fetch_add(1, Ordering::Relaxed);
         let join = WorkerCommand::Subscribe {
             key,

@@ -78,6 +78,7 @@ impl DnsCache {
 
     /// Stores the result of a lookup. Returns the channels that watch the name.
     pub(super) fn handle(&mut self, host: &str, result: &DnsResult, now: Instant) -> BTreeSet<u64> {
+        // The last watcher may have left during the lookup.
         let Some(name) = self.all.get_mut(host) else { return BTreeSet::new() };
         name.is_in_flight = false;
         match result {

@@ -94,9 +94,11 @@ impl ServerConnection {
         {
             return Ok(connection.clone());
         }
+        // Before the attempt: the lost connection must close also if no other can be opened.
         state.connection = None;
         let credentials = match &state.credentials {
             Some(credentials) => credentials.clone(),
+            // A failed read is not kept, so the next attempt reads the files again.
             None => state.credentials.insert(self.credentials().await?).clone(),
         };
         let addresses = match target.kind() {
@@ -156,6 +158,7 @@ impl XdsDialer {
     /// move the load of all clients to the DNS server.
     async fn resolve(&self, host: &str, port: u16) -> Result<Vec<Address>, Status> {
         let key = (host.to_owned(), port);
+        // Cloned, so that the lock is not held across the lookup.
         let known = lock(&self.resolved).get(&key).cloned();
         if let Some(NameLookup { at, addresses }) = known
             && at.elapsed() < LOOKUP_INTERVAL
@@ -184,14 +187,17 @@ async fn dial(
         } else if attempts.is_empty() {
             return Err(Status::unavailable(failures.join("; ")));
         }
+        // A failed attempt starts the next one at once, without the delay.
         tokio::select! {
             Some(ended) = attempts.join_next() => match ended {
                 Ok(Ok((connection, task))) => {
                     let alive = dialer.alive.clone();
                     tokio::spawn(async move {
                         task.run(|disconnect| tracing::debug!(status = %disconnect.status, "xDS connection closed")).await;
+                        // Held until the connection has closed: `StreamSet::closed` waits for it.
                         drop(alive);
                     });
+                    // Dropping `attempts` aborts the other attempts.
                     return Ok(connection);
                 }
                 Ok(Err(status)) => failures.push(status.message().to_owned()),

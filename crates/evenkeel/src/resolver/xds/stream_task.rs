@@ -66,6 +66,7 @@ impl StreamTask {
 
     /// Sends and receives until the stream ends. Returns its last event.
     async fn exchange(self, OpenedStream { connection, mut send, response }: OpenedStream) -> StreamEvent {
+        // The dialer is kept until the stream has ended: `StreamSet::closed` waits for its sender.
         let StreamTask { mut to_write, to_read, event_sender, response_bytes, dialer: _dialer, .. } = self;
         let written = async {
             while let Some(message) = to_write.recv().await {
@@ -75,6 +76,7 @@ impl StreamTask {
                     None => return pending().await,
                 }
             }
+            // The worker has finished the stream. The reading half waits for the server's end.
             send.send(Bytes::new(), true);
             pending::<Infallible>().await
         };
@@ -154,6 +156,7 @@ fn from_tonic(status: &tonic::Status) -> Status {
 /// Returns the cause of a stream's failure: the connection's reason if it is closed, or else the stream's.
 pub(super) fn transport_error(connection: &Connection, error: &Error) -> Status {
     match connection.transport_state().disconnected() {
+        // A reset concerns one stream, also if the connection was lost later.
         Some(disconnect) if !matches!(error, Error::Reset(_)) => disconnect.status.clone(),
         _ => {
             let (address, cause) =
@@ -224,6 +227,7 @@ fn take(buffer: &mut BytesMut, limit: usize) -> Result<Option<Bytes>, String> {
         return Err("sent a compressed response, although we said that we take none".to_owned());
     }
     let len = u32::from_be_bytes(len) as usize;
+    // Before the payload arrives, so that a message above the limit is not buffered.
     if len > limit {
         return Err(format!("sent a response of {len} bytes; at most {limit} are accepted"));
     }

@@ -132,6 +132,7 @@ impl StreamSet {
             stream.task.abort();
             let text = format!("the server does not read: {MAX_WAITING} messages wait to be sent");
             let closed = StreamEvent::Closed(Status::new(Code::ResourceExhausted, text));
+            // Through the queue: `record` must see the end before the client does.
             let _ = self.events.send(WorkerEvent::StreamEvent(key, closed));
             return;
         }
@@ -142,6 +143,7 @@ impl StreamSet {
     /// Requests the next message of a stream.
     pub(super) fn read(&mut self, key: StreamKey) {
         if let Some(stream) = self.open.get(&key) {
+            // As in `send`: a stream that has just ended has its `Closed` event in the queue.
             let _ = stream.reads.send(());
         }
     }

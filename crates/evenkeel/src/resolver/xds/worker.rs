@@ -147,6 +147,7 @@ impl XdsWorker {
                         self.handle_command(command);
                     }
                 }
+                // Cancel-safe: an event is applied in the poll that receives it.
                 () = self.wait_for_event() => {}
             }
         }
@@ -207,12 +208,14 @@ impl XdsWorker {
                 self.apply_effect(effect);
             }
             while let Some((id, changed)) = self.client.poll_changed() {
+                // The channel may have unsubscribed since.
                 let Some(key) = self.owners.get(&id) else { continue };
                 match self.dirty.get_mut(key) {
                     Some(dirty) => dirty.add(changed),
                     None => drop(self.dirty.insert(*key, changed)),
                 }
             }
+            // One channel at a time: its update may cause effects, and changes of other channels.
             let Some((key, changed)) = self.dirty.pop_first() else { break };
             self.update_channel(key, &changed);
         }
@@ -226,6 +229,7 @@ impl XdsWorker {
                 self.apply_lrs_effect(effect);
             }
         }
+        // After all effects: a stream that opens in this pass keeps the connection of one that closed.
         self.streams.drop_unused();
         for channel in self.channels.values() {
             channel.meter.publish(&self.client);
@@ -299,6 +303,7 @@ impl XdsWorker {
             let XdsResolverOutput { watches, update } =
                 channel.follower.update(changed, &channel.dynamic, &self.client);
             if let Some(step) = update {
+                // Replaces an update that the channel has not seen: only the latest counts.
                 channel.steps.send_replace(Some(step));
             }
             let Some(watches) = watches else { break };
@@ -393,6 +398,7 @@ impl XdsWorker {
         match event {
             StreamEvent::Opened => {
                 self.reporter.handle_opened(stream);
+                // Requested at once: the reporter has no effect for reading, unlike the ADS client.
                 self.streams.read(key);
             }
             StreamEvent::Written => {}

@@ -125,6 +125,7 @@ impl Default for CallStats {
 
 impl CallStats {
     fn start(&self) -> CallTimer {
+        // Relaxed: a call that misses the change has no timer, and is not counted at its end either.
         if !ENABLED.load(Ordering::Relaxed) {
             return CallTimer(None);
         }
@@ -242,7 +243,9 @@ fn bucket(took: Duration) -> usize {
         return micros as usize;
     }
     let power = micros.ilog2() as usize;
+    // The three bits behind the leading one.
     let eighth = (micros >> (power - 3)) as usize & 7;
+    // The first eight buckets are single microseconds, and those of 2^3 follow.
     (8 * (power - 2) + eighth).min(BUCKETS - 1)
 }
 

@@ -29,6 +29,7 @@ impl MessageByteCounter {
                 continue;
             }
             let until = self.head + now.len();
+            // Always present: `wanted` ends with the prefix.
             if let Some(space) = self.head_bytes.get_mut(self.head..until) {
                 space.copy_from_slice(now);
             }

@@ -51,6 +51,7 @@ impl XdsClientRegistry {
                     }
                 });
             });
+            // Dropping the instrument does not unregister its callback.
             gauge.build();
         }
         if is_on(Metric::XdsServerFailure) {
@@ -125,6 +126,7 @@ impl XdsClientRegistry {
     fn live_clients(&self) -> Vec<Arc<XdsClientStats>> {
         let mut known = lock(&self.known);
         known.retain(|client_stats| client_stats.strong_count() > 0);
+        // Collected, so that the registry is not locked while an exporter observes.
         known.iter().filter_map(Weak::upgrade).collect()
     }
 }
