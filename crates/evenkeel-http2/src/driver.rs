@@ -215,6 +215,8 @@ impl ConnectionDriver {
                 Poll::Ready(Ok(written)) => self.writing.advance(written),
                 Poll::Ready(Err(error)) => return Err(error.into()),
                 Poll::Pending => {
+                    // Also while the byte stream is full: a dropped handle must wake the task, which limits the wait
+                    // for the peer.
                     self.shared.lock().register_driver(cx);
                     return Ok(());
                 }

@@ -202,6 +202,7 @@ impl SendStream {
 
 impl Drop for SendStream {
     fn drop(&mut self) {
+        // Otherwise the slot may belong to another stream.
         if !self.is_done {
             self.shared.change(|state| state.drop_send_half(self.key));
         }

@@ -181,6 +181,7 @@ impl HpackDecoder {
     /// Evicts the oldest entries until `more` bytes fit.
     fn evict(&mut self, more: usize) {
         while self.size + more > self.max_size {
+            // An empty table: the new entry alone is too large, and `insert` drops it.
             let Some(oldest) = self.fields.pop_back() else { return };
             self.size -= oldest.len + ENTRY_OVERHEAD;
         }

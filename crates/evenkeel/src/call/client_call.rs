@@ -247,6 +247,7 @@ impl ClientCall {
         let headers = MetadataView(&self.headers);
         let selected = match selector.select(&self.describe(&headers)) {
             Ok(selected) => selected,
+            // Codes that are reserved for servers become INTERNAL (A54).
             Err(status) => return self.fail(status::to_tonic(&status.for_call())),
         };
         if let Some(limit) = selected.timeout(None) {
@@ -436,6 +437,7 @@ impl ClientCall {
 
     /// Ends the call with the status of a pick in this cluster (A89).
     fn fail_pick(&mut self, status: tonic::Status, backend_service: Option<Arc<str>>) -> CallState {
+        // An attempt that was begun must end, although it was never sent.
         if let Some(meter) = self.meter.take() {
             meter.record_unpicked(backend_service);
             meter.finish(status::code(status.code() as i32));

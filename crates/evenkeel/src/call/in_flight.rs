@@ -50,6 +50,7 @@ impl InFlightCalls {
 
     /// Waits until no call is in flight.
     pub(crate) async fn wait_finished(&self) {
+        // Before the count is read, and with SeqCst: see the drop of `InFlightGuard`.
         self.closing.store(true, Ordering::SeqCst);
         loop {
             let mut all_finished = std::pin::pin!(self.all_finished.notified());

@@ -167,6 +167,8 @@ impl AttemptObserver {
     pub(super) fn error_status(&self, error: &Error) -> tonic::Status {
         let code = status::code_of_error(error);
         let why = match self.permit.transport_state().disconnected() {
+            // These errors concern the whole connection, and its first reason is more precise, such as a keepalive
+            // timeout.
             Some(disconnect) if matches!(error, Error::Io(_) | Error::Closed | Error::Exhausted) => {
                 disconnect.status.message().to_owned()
             }

@@ -107,6 +107,7 @@ impl RequestSender {
     /// part does not wait.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<RequestSendResult> {
         loop {
+            // Before the body is polled: the application must not produce faster than the peer reads.
             if self.pending_chunk.is_some()
                 && self.chunks_taken > 1
                 && ready!(self.stream.poll_capacity(cx)).is_none()

@@ -147,12 +147,14 @@ impl RetryState {
         let counts = retryable || pushback == Some(RetryPushback::Never);
         let allowed = throttle.filter(|_| counts).is_none_or(RetryThrottle::record_failure);
         let policy = self.policy.as_ref().filter(|_| retryable && allowed && !committed)?;
+        // The first attempt counts too.
         if self.retried + 1 >= policy.max_attempts {
             return None;
         }
         let wait = match pushback {
             Some(RetryPushback::Never) => return None,
             Some(RetryPushback::After(wait)) => {
+                // After a pushback the backoffs start again with the initial one (A6).
                 self.since_pushback = 0;
                 wait
             }

@@ -42,6 +42,7 @@ pub(crate) fn code_of(headers: &HeaderMap) -> Option<Code> {
 
 fn code_in(value: &HeaderValue) -> Code {
     match value.as_bytes() {
+        // The common case needs no parsing.
         b"0" => Code::Ok,
         text => std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).map_or(Code::Unknown, code),
     }

@@ -314,6 +314,7 @@ impl ChannelBuilder {
         let (commands, received) = mpsc::unbounded_channel();
         let published = Arc::new(SnapshotPublisher::new());
         let calls = Arc::<InFlightCalls>::default();
+        // The driver holds no `ChannelInner`: it ends when the last channel drops the sender of commands.
         runtime.spawn(ChannelDriver::new(settings, published.clone(), calls.clone(), received).run());
         let throttle = service_config.throttling().map(|settings| Arc::new(RetryThrottle::new(settings)));
         let inner = ChannelInner {

@@ -132,6 +132,7 @@ impl ChannelDriver {
             active.has_deferred_work() && active.connect_queue.due().is_none() && active.close_at.is_none()
         });
         let is_deferring = self.active.as_ref().is_some_and(|active| active.pacer.is_deferring());
+        // Borrowed apart, since the futures below need different parts of `active`.
         let (reports, resolver) = match &mut self.active {
             Some(active) => (Some(&mut active.reports), Some(&mut active.resolver)),
             None => (None, None),

@@ -256,6 +256,7 @@ impl ConnectionTask {
                 // Set before any waiting call wakes: calls read the reason. It is the first value, since `lost` was
                 // taken.
                 let _ = shared.lost.set(disconnect.clone());
+                // Calls that wait for a stream wake and pick another connection.
                 shared.quota.close();
                 lost(disconnect);
             }

@@ -103,6 +103,7 @@ impl ActiveChannel {
             released: Vec::new(),
             close_at: None,
             released_values: ReleasedValues::default(),
+            // The first pass replaces the published IDLE state, also without a picker.
             is_dirty: true,
             is_ready: false,
             pacer: PassPacer::default(),

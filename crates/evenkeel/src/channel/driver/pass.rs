@@ -56,6 +56,7 @@ impl ChannelDriver {
             active.picker = Some(picker);
             active.is_dirty = true;
         }
+        // Read again: a large pass takes long, and attempts are paced from its end.
         let now = clock::now();
         let is_large_change = effects.len() >= LARGE_CHANGE;
         for effect in effects {

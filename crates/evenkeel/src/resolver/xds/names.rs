@@ -40,6 +40,7 @@ impl DnsCache {
             if !hosts.contains(host) {
                 name.watchers.remove(&channel);
             }
+            // A name without watchers is removed with its schedule: it is resolved at once when it returns.
             !name.watchers.is_empty()
         });
         let mut known = Vec::new();

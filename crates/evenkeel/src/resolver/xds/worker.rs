@@ -159,6 +159,7 @@ impl XdsWorker {
     async fn end(mut self) {
         self.load_is_due = true;
         self.process_effects();
+        // `run` bounds this loop by `SHUTDOWN_TIMEOUT`.
         while self.reporter.next_deadline().is_some() || !self.streams.is_empty() {
             self.wait_for_event().await;
             self.process_effects();

@@ -377,6 +377,7 @@ impl ByteTap {
             return;
         }
         let start = usize::try_from(before).unwrap_or(FRAME_HEAD).min(FRAME_HEAD);
+        // Behind the header, `start` is its end and no slot is left.
         for (slot, byte) in self.head[start..].iter_mut().zip(bytes) {
             *slot = *byte;
         }

@@ -223,6 +223,7 @@ impl EvenkeelTransport {
     }
 
     fn has_served_calls(&self) -> bool {
+        // Queried after GOAWAY: streams that are still open are those that the peer processes.
         self.driver.has_received_response() || self.driver.has_open_streams()
     }
 
