@@ -228,6 +228,7 @@ impl Subchannel {
     /// Starts or paces an attempt if idle. Returns `None` if not idle.
     pub(crate) fn connect(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> Option<ConnectStart> {
         let SubchannelState::Idle { opened_at } = self.state else { return None };
+        // A single fruitless connection is not paced: the peer may be restarting.
         if let Some(opened_at) = opened_at
             && self.fruitless > 1
         {
@@ -241,10 +242,12 @@ impl Subchannel {
     }
 
     fn start(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> ConnectStart {
+        // The back-off runs from the start of the attempt (PF-10), so it is drawn here and not at the failure.
         let wait = backoff.wait(self.attempts, rng);
         self.attempts = self.attempts.saturating_add(1);
         self.was_connected = true;
         self.state = SubchannelState::Connecting { retry_at: now + wait };
+        // A short back-off does not shorten the attempt: it has at least `min_connect_timeout` (PF-10).
         ConnectStart::Started { deadline: now + wait.max(backoff.min_connect_timeout) }
     }
 
@@ -281,6 +284,7 @@ impl Subchannel {
         let SubchannelState::Connecting { retry_at } = self.state else { return None };
         let until = retry_at.max(now);
         self.state = SubchannelState::BackingOff { until };
+        // Wraps: readers only compare it with an earlier value.
         self.failures = self.failures.wrapping_add(1);
         self.failure_order = order;
         self.error = Some(error);
@@ -302,6 +306,7 @@ impl Subchannel {
     pub(crate) fn end_back_off(&mut self, now: Instant) -> bool {
         let due = matches!(self.state, SubchannelState::BackingOff { until } if until <= now);
         if due {
+            // A failed attempt has its own back-off, so the pacing of the lost connection ends.
             self.state = SubchannelState::Idle { opened_at: None };
         }
         due
@@ -346,6 +351,7 @@ impl Backoff {
     /// Returns the back-off that starts with an attempt after `attempts` consecutive ones.
     pub fn wait(&self, attempts: u32, rng: &mut Rng) -> Duration {
         let growth = self.multiplier.max(1.0).powi(attempts.min(1_000).cast_signed());
+        // `f64::min` ignores a NaN operand. Extreme settings therefore result in `max`.
         let nominal = (self.initial.as_secs_f64() * growth).min(self.max.as_secs_f64());
         let jitter = 1.0 + self.jitter.clamp(0.0, 1.0) * (2.0 * rng.unit() - 1.0);
         Duration::try_from_secs_f64(nominal * jitter).unwrap_or(self.max)
@@ -466,6 +472,7 @@ impl SubchannelTable {
             Some(transport) => {
                 if let Some(by_address) = self.by_transport.get_mut(transport) {
                     by_address.remove(&subchannel.address);
+                    // An empty map would keep the parameters of a removed cluster in memory.
                     if by_address.is_empty() {
                         self.by_transport.remove(transport);
                     }

@@ -123,6 +123,7 @@ fn update_in_place<K: PerEndpoint>(
     }
     let is_there = |kept: &[K], at: usize| kept[at].endpoint().key() == list[at].key();
     let is_plain = match changed[..] {
+        // A single changed position cannot be a move.
         [only] => is_kept::<K>(&list[only]),
         // An endpoint that was added here may have been removed elsewhere.
         _ => changed.iter().all(|at| is_there(kept, *at) && is_kept::<K>(&list[*at])),
@@ -163,6 +164,7 @@ fn merge<K: PerEndpoint>(kept: &mut Vec<K>, list: &[Endpoint], segments: &[DiffS
 
 /// Removes the state of removed endpoints.
 fn extract_removed<K: PerEndpoint>(kept: &mut Vec<K>, segments: &[DiffSegment]) -> Vec<K> {
+    // One section without common endpoints: nothing stays.
     if let [DiffSegment { same: 0, .. }] = segments {
         return std::mem::take(kept);
     }
@@ -193,6 +195,7 @@ impl<K: PerEndpoint> RemovedEntries<K> {
         }
         let at = self.index_by_key.remove(&endpoint.key()).filter(|at| *at < self.all.len())?;
         let one = self.all.swap_remove(at);
+        // `swap_remove` moved the last entry here, so its position changed.
         if let Some(moved) = self.all.get(at) {
             self.index_by_key.insert(moved.endpoint().key(), at);
         }

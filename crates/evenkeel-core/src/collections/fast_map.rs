@@ -46,6 +46,7 @@ impl Hasher for FastHasher {
         for word in words {
             self.mix(u64::from_le_bytes(*word));
         }
+        // The length precedes the bytes, so texts that differ only in zero bytes result in different words.
         let rest = rest.iter().fold(rest.len() as u64, |rest, byte| rest << 8 | u64::from(*byte));
         self.mix(rest);
     }

@@ -24,6 +24,7 @@ impl<T: PartialEq> InlineVec<T> {
     /// Removes one that is equal; another one takes its place.
     pub(crate) fn remove(&mut self, item: &T) {
         if self.first.as_ref() == Some(item) {
+            // `first` must be set while `more` has items: `is_empty` reads only `first`.
             self.first = self.more.pop();
         } else if let Some(i) = self.more.iter().position(|found| found == item) {
             self.more.swap_remove(i);

@@ -71,6 +71,7 @@ impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
         other: &'m PersistentMap<K, V>,
         is_same: impl Fn(&V, &V) -> bool,
     ) -> Vec<&'m K> {
+        // The same list of keys means the same positions, so only the values can differ.
         if Arc::ptr_eq(&self.keys, &other.keys) {
             let places = self.values.diff(&other.values, is_same).into_iter();
             return places.map(|place| &self.keys.list[place]).collect();

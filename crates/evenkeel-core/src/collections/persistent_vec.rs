@@ -71,6 +71,7 @@ impl<V: Clone> PersistentVec<V> {
 
     /// Removes the value at an index, if there is one.
     pub(crate) fn take(&mut self, index: usize) -> Option<V> {
+        // Looked up first, since `place` copies shared pages.
         self.get(index)?;
         self.place(index).take()
     }

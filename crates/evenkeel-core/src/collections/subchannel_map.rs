@@ -37,6 +37,7 @@ impl<T: Clone> SubchannelMap<T> {
 
     /// Removes the value of a subchannel and returns it, if it has one.
     pub fn remove(&mut self, id: SubchannelId) -> Option<T> {
+        // The entry at the index may belong to another generation, which must stay.
         self.get(id)?;
         self.values.take(id.index()).map(|(_, value)| value)
     }

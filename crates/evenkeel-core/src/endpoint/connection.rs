@@ -89,6 +89,7 @@ impl EndpointConnection {
         cx: &mut Cx<'_>,
     ) -> EndpointConnectionState {
         let Some(first) = addresses.first() else {
+            // `failed` is sticky: with new addresses the endpoint stays in TRANSIENT_FAILURE until it is READY (LBX-3).
             *self = EndpointConnection { failed: true, ..EndpointConnection::default() };
             return EndpointConnectionState {
                 connectivity: ConnectivityState::TransientFailure,
@@ -100,6 +101,7 @@ impl EndpointConnection {
             ConnectionPhase::Ready(id) => match cx.peek(id).filter(|chosen| is_one_of(chosen, addresses, cx))
             {
                 Some(chosen) if chosen.is_ready() => return self.ready(id, cx),
+                // The connection was lost. Re-resolution may find a replacement (RR-4).
                 Some(_) => {
                     cx.reresolve();
                     lost = Some(id);
@@ -110,6 +112,7 @@ impl EndpointConnection {
                 None => Some(Box::new(AddressAttempts::new(addresses))),
             },
             ConnectionPhase::Trying(attempts) if attempts.matches_addresses(addresses, cx) => {
+                // The connection opened and closed between two runs, so it counts as a lost READY connection.
                 lost = attempts.lost_since(cx);
                 if lost.is_some() {
                     cx.reresolve();
@@ -121,21 +124,26 @@ impl EndpointConnection {
                 lost = Some(id);
                 None
             }
+            // Other addresses start a new pass (PF-7).
             ConnectionPhase::Trying(_) => Some(Box::new(AddressAttempts::new(addresses))),
             ConnectionPhase::Idle => None,
         };
+        // The history of a subchannel matters only while its address is in the list.
         let lost = lost.filter(|id| cx.peek(*id).is_some_and(|lost| is_one_of(lost, addresses, cx)));
         let is_lazy = match connect_mode {
             ConnectMode::Eager => false,
             ConnectMode::Lazy => !cx.exit_idle(),
             ConnectMode::OnCall => true,
         };
+        // If another policy connects to the first address, this connection joins the attempt.
         let is_idle =
             |cx: &Cx<'_>| cx.find(first).is_none_or(|s| s.connectivity() == ConnectivityState::Idle);
         if attempts.is_none() && is_lazy && is_idle(cx) {
+            // Held while IDLE, so that a picker can name it in a request to connect.
             let first = cx.subchannel(first).id();
             let other = lost.filter(|lost| *lost != first && keep_idle(*lost, cx));
             self.phase = other.map_or(ConnectionPhase::Idle, ConnectionPhase::Lost);
+            // The state also depends on `other`, whose pacing may matter.
             self.only_subchannel = Some(first).filter(|_| other.is_none());
             return EndpointConnectionState {
                 connectivity: ConnectivityState::Idle,
@@ -169,6 +177,7 @@ impl EndpointConnection {
             failed: false,
             was_ready: true,
         };
+        // Subchannels that this run does not hold are released, which cancels the other attempts (PF-4).
         cx.keep(id);
         EndpointConnectionState { connectivity: ConnectivityState::Ready, subchannel: Some(id) }
     }
@@ -178,6 +187,7 @@ impl EndpointConnection {
             return self.ready(id, cx);
         }
         attempts.lost = attempts.lost.filter(|lost| keep_idle(*lost, cx));
+        // Sticky: a new list starts with `passed` unset, but the endpoint stays failed until it is READY (LBX-3).
         self.failed |= attempts.passed;
         let state = {
             let mut tried = attempts.tried.iter().filter_map(|(id, _)| cx.peek(*id));
@@ -250,6 +260,7 @@ impl AddressAttempts {
                 Some((id, ConnectivityState::Ready, _)) => return Some(id),
                 // A subchannel in back-off counts as failed in this pass too.
                 Some((id, ConnectivityState::TransientFailure, failures)) => {
+                    // One less than its count, so that `has_failed` is true at once.
                     self.tried.push((id, failures.wrapping_sub(1)));
                     cx.keep(id);
                 }
@@ -260,6 +271,7 @@ impl AddressAttempts {
         for (id, _) in self.tried.iter().take(before) {
             cx.keep(*id);
         }
+        // The last attempt has no delay timer (PF-4).
         if self.tried.len() == self.addresses.len() {
             self.retry(cx);
         } else if let Some(at) = self.next_at {
@@ -279,6 +291,7 @@ impl AddressAttempts {
         let subchannel = cx.subchannel(address);
         let (id, failures) = (subchannel.id(), subchannel.failures());
         self.tried.push((id, failures));
+        // An attempt of another policy counts as started (PF-7). `connect` has no effect then.
         cx.connect(id);
         self.next_at = Some(cx.now() + cx.attempt_delay());
     }
@@ -290,12 +303,14 @@ impl AddressAttempts {
             return;
         }
         let failures = self.failures(cx);
+        // PF-6: re-resolution is due each time as many attempts failed as there are subchannels.
         let due = failures.wrapping_sub(self.reported) >= self.tried.len() as u32;
         if !self.passed || due {
             cx.reresolve();
             self.reported = failures;
         }
         self.passed = true;
+        // `connect` starts only idle subchannels, so each address waits for the end of its own back-off (PF-6).
         for (id, _) in self.tried.iter() {
             cx.connect(*id);
         }

@@ -61,7 +61,9 @@ impl<T: Default + Send + 'static> EndpointList<T> {
         let follows = cx.follows(self.last_run.as_ref());
         let (mut started, mut is_deferred) = (0, false);
         for member in &mut self.entries {
+            // A connection that depends on several subchannels or on a timer has none and always runs.
             let only_subchannel = member.connection.only_subchannel().filter(|_| follows);
+            // This also holds the subchannel; a skipped entry would otherwise lose its connection.
             member.is_unchanged = only_subchannel.is_some_and(|id| cx.keep_unchanged(id, member.verified_at));
             if member.is_unchanged {
                 continue;
@@ -79,9 +81,11 @@ impl<T: Default + Send + 'static> EndpointList<T> {
             }
             member.is_deferred = false;
             member.reconcile(connect_mode, cx);
+            // Read after the run of the connection: changes that it caused itself do not outdate it.
             member.verified_at = cx.revision().compact();
         }
         if is_deferred {
+            // Due at once: the next pass starts the deferred connections.
             cx.wake_at(cx.now());
         }
         self.last_run = cx.run();
@@ -127,6 +131,7 @@ impl<T> EndpointList<T> {
             let subchannel = member.state.subchannel.and_then(|id| cx.peek(id));
             subchannel.map(Subchannel::failure_order)
         };
+        // `None` is the minimum, so an endpoint without an attempt is chosen only if none has failed.
         match self.entries.iter().max_by_key(order) {
             None => cx.unavailable("no endpoints"),
             Some(member) => member.failure(cx),
@@ -173,6 +178,7 @@ impl<T: Default> PerEndpoint for EndpointEntry<T> {
     }
 
     fn accepts(endpoint: &Endpoint) -> bool {
+        // Draining endpoints are for existing sessions only (A55), and no policy here has sessions.
         endpoint.health() != EndpointHealthStatus::Draining
     }
 }
@@ -182,6 +188,7 @@ impl<T> EndpointEntry<T> {
         self.state = self.connection.reconcile(self.endpoint.addresses(), connect_mode, cx);
         // A61: an ejected endpoint is reported as failed; its connection is retained.
         self.ejected = self.endpoint.addresses().iter().any(|address| cx.scope().is_ejected(address));
+        // Only READY is replaced. An ejected endpoint that is not connected reports its own state.
         if self.ejected && self.state.connectivity == ConnectivityState::Ready {
             self.state.connectivity = ConnectivityState::TransientFailure;
         }

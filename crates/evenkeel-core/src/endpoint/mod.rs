@@ -182,6 +182,7 @@ impl Endpoint {
     /// Returns the identity of the endpoint: its set of addresses, in any order (A61).
     pub(crate) fn key(&self) -> EndpointKey {
         let mut sorted = self.0.addresses.clone();
+        // Most endpoints have one address and share their list with the key.
         if !sorted.is_sorted() {
             Arc::make_mut(&mut sorted).sort_unstable();
         }
@@ -374,6 +375,7 @@ impl Endpoints {
         match (&self.0, &other.0) {
             (EndpointsRepr::Groups(a), EndpointsRepr::Groups(b)) => Arc::ptr_eq(a, b),
             _ => match (self.as_list(), other.as_list()) {
+                // Each empty list may have its own allocation, but all of them are the same.
                 (Some(a), Some(b)) => std::ptr::eq(a, b) || (a.is_empty() && b.is_empty()),
                 _ => false,
             },

@@ -80,6 +80,7 @@ impl Eq for TransportParams {}
 
 impl Hash for TransportParams {
     fn hash<H: Hasher>(&self, mut state: &mut H) {
+        // `by_host_name` may be left out of the hash: equal values still have equal hashes.
         self.0.params.hash_into(&mut state);
         self.0.host_name.hash(state);
     }
@@ -135,6 +136,7 @@ impl ClusterTransport {
             let mut by_name = FastMap::default();
             for endpoint in endpoints {
                 let transport = match endpoint.shared_hostname() {
+                    // Endpoints with the same host name share one value, so that later comparisons compare pointers.
                     Some(name) => by_name.entry(name.clone()).or_insert_with(|| transport.at(name)),
                     None => &transport,
                 };

@@ -12,6 +12,7 @@ pub(crate) fn spread(endpoints: &[&Endpoint]) -> Vec<u32> {
     let mut localities: HashMap<_, (u64, u64)> = HashMap::new();
     let mut locality_sum = 0;
     for endpoint in endpoints {
+        // The weight of a locality counts once, with its first endpoint.
         let (_, sum) = localities.entry(endpoint.locality()).or_insert_with(|| {
             let weight = u64::from(endpoint.locality_weight().unwrap_or(1));
             locality_sum += weight;
@@ -23,11 +24,13 @@ pub(crate) fn spread(endpoints: &[&Endpoint]) -> Vec<u32> {
         let (locality, sum) = localities.get(&endpoint.locality()).copied().unwrap_or((1, 1));
         let locality = normalise(locality, locality_sum);
         let own = normalise(u64::from(endpoint.weight().unwrap_or(1)), sum);
+        // Both factors are at most 2^31, so the product fits. A result of 0 becomes 1 (PF-12).
         ((locality * own) >> 31).max(1) as u32
     };
     endpoints.iter().map(share).collect()
 }
 
 fn normalise(weight: u64, sum: u64) -> u64 {
+    // The weight has at most 32 bits and `ONE` has 32, so the product fits.
     weight * ONE / sum.max(1)
 }

@@ -48,8 +48,10 @@ impl<V> BySubchannel<V> {
     {
         let overlap = endpoints.as_distinct_list().is_none();
         if !overlap && !self.overlap {
+            // `|` and not `||`: every row must be refreshed.
             return rows.fold(false, |changed, row| row.refresh(self, cx) | changed);
         }
+        // An entry may belong to any endpoint with the address, so the owners are determined anew.
         let old = std::mem::replace(self, BySubchannel { values: SubchannelMap::default(), overlap });
         for SubchannelRow { endpoint, value, known } in rows {
             *known = KnownSubchannels::look_up(endpoint, cx);
@@ -128,6 +130,7 @@ impl KnownSubchannels {
                 !cx.has_per_cluster_transport() || cx.has_same_transport(subchannel)
             })
         };
+        // An address without a subchannel may get one at any time, so that endpoint is looked up again.
         self.0.iter().all(is_there) && self.0.len() == endpoint.addresses().len()
     }
 }

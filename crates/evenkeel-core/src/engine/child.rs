@@ -50,15 +50,18 @@ impl ChildPolicy {
         endpoints: &Endpoints,
         cx: &mut Cx<'_>,
     ) -> LbState {
+        // The name decides. A policy keeps its state across changes of its settings.
         let runs_already =
             |slot: &Option<ChildSlot>| slot.as_ref().is_some_and(|s| s.config.policy() == config.policy());
         if self.current.is_none() || runs_already(&self.current) {
+            // The config names the current policy again, which ends the switch.
             if let Some(pending) = self.pending.take() {
                 pending.remove(cx.tree);
             }
             let current = self.current.get_or_insert_with(|| ChildSlot::new(config, endpoints));
             return current.reconcile(scope, config, endpoints, cx);
         }
+        // If the config names a third policy, it replaces the pending one.
         if !runs_already(&self.pending)
             && let Some(pending) = self.pending.replace(ChildSlot::new(config, endpoints))
         {
@@ -95,6 +98,7 @@ impl ChildPolicy {
     /// Requests the child if [`ChildPolicy::reconcile`] would reuse its memo. Returns true if so; the state is then the same.
     /// Unlike `reconcile` it clones neither the scope nor the state.
     pub(crate) fn reuse(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> bool {
+        // During a switch the parent must reconcile: only its run can complete the switch.
         let (Some(current), None) = (&self.current, &self.pending) else { return false };
         let Some(node) = current.node else { return false };
         let inputs_unchanged = current.has_inputs(node, &cx.scope, config, endpoints, cx.tree);
@@ -112,6 +116,7 @@ impl ChildPolicy {
             pending.remove(cx.tree);
         }
         let node = self.current.as_ref().and_then(|current| cx.tree.node(current.node?));
+        // The parent has no settings for this child any more, so the scope of its last run applies.
         let scope = node.map_or_else(|| cx.scope().clone(), |node| node.scope.clone());
         self.keep_current(scope, cx);
     }
@@ -178,6 +183,7 @@ impl ChildSlot {
         cx: &mut Cx<'_>,
     ) -> LbState {
         let scope = scope.within(cx.scope());
+        // Requested even if it does not run: the core removes children that the parent's run did not request.
         let node = cx.tree.request_child(self.node, cx.node);
         self.node = Some(node);
         let inputs_unchanged = self.has_inputs(node, &scope, config, endpoints, cx.tree);
@@ -235,6 +241,7 @@ impl ChildSlot {
             unchanged &= child.verify(tree);
         });
         // Pure parents look up the subchannels of their descendants by address, so a new subchannel is a change too.
+        // `each_child` visits no child of other policies, which therefore run.
         let is_current = children > 0 && unchanged && tree.has_same_subchannels(started_at);
         if is_current {
             tree.end_verify(node);
@@ -243,6 +250,7 @@ impl ChildSlot {
     }
 
     fn run(&mut self, node: NodeId, scope: PolicyScope, inputs_unchanged: bool, tree: &mut PolicyTree) {
+        // Read before `begin`, which marks the node as verified.
         let children_reusable = inputs_unchanged && tree.has_valid_children(node);
         let before = tree.begin(node, scope.clone());
         let mut cx = Cx { tree: &mut *tree, node: Some(node), scope, children_reusable };

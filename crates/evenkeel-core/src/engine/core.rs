@@ -178,6 +178,7 @@ impl Core {
 
     /// Replaces config and endpoints. The next pass applies them.
     pub fn update(&mut self, update: LbUpdate) {
+        // Clusters are no input of policies: only nodes that read a changed value run.
         self.tree.update_clusters(update.clusters.as_ref());
         self.update = Some(update);
     }
@@ -192,6 +193,7 @@ impl Core {
                 let now = tree.now;
                 tree.change(id, |subchannel| subchannel.connected(now))
             }
+            // No policy can observe a response. The subchannel gets no new revision, and its holders do not run.
             LbEvent::ResponseReceived(id) => tree.subchannels.get_mut(id).is_some_and(Subchannel::answered),
             LbEvent::ConnectFailed(id, error) => tree.failed(id, error),
             LbEvent::Disconnected(id, error) => tree.disconnected(id, error),
@@ -204,6 +206,7 @@ impl Core {
             }
             LbEvent::Connect(id) => {
                 let Some(subchannel) = tree.subchannels.get(id) else { return false };
+                // A pick of a dormant policy requests this pass. Its subchannel is connected already.
                 if subchannel.is_ready() {
                     tree.set_holders_changed(id, None);
                 } else {
@@ -213,6 +216,7 @@ impl Core {
             }
             LbEvent::ExitIdle => {
                 tree.exit_idle = true;
+                // No node depends on `exit_idle`, and any policy may read it.
                 tree.invalidate_all();
                 true
             }
@@ -227,10 +231,12 @@ impl Core {
         let mut state = self.published.clone().unwrap_or_else(LbState::connecting);
         if let Some(LbUpdate { config, endpoints, note, .. }) = &self.update {
             let scope = PolicyScope::default().with_note(note.clone());
+            // A run may change a subchannel of a policy that ran earlier in the pass. The next round runs that policy.
             for _ in 0..MAX_ROUNDS {
                 let tree = &mut self.tree;
                 let mut cx = Cx { tree, node: None, scope: scope.clone(), children_reusable: false };
                 let next = self.root.reconcile(config, endpoints, &mut cx);
+                // Compared with the published state at first, so a pass that changes nothing needs one round.
                 let is_stable = next.is_same(&state);
                 state = next;
                 if is_stable && !self.root.is_outdated(&self.tree) {
@@ -240,11 +246,13 @@ impl Core {
         }
         // A request to connect before the first update applies to that update.
         self.tree.exit_idle &= self.update.is_none();
+        // After the last round: a later round may hold a subchannel that an earlier one released.
         self.tree.finish_pass();
         let changed = self.published.as_ref().is_none_or(|published| !published.is_same(&state));
         let picker = changed.then(|| RootPicker::new(state.picker.clone()));
         let connectivity = state.connectivity;
         self.published = Some(state);
+        // The rounds were used up, or subchannels wait to be closed. Both continue in a pass that is due at once.
         let is_pending = self.root.is_outdated(&self.tree) || self.tree.has_unreferenced();
         let wake_at = if is_pending { Some(self.tree.now) } else { self.tree.next_wake() };
         let (effects, released) = (mem::take(&mut self.tree.effects), mem::take(&mut self.tree.released));
@@ -280,6 +288,7 @@ impl Core {
         let Some(subchannel) = self.tree.subchannels.get(id) else { return LbLabels::default() };
         let holder = subchannel.holders.get(0).and_then(|holder| self.tree.node(*holder));
         let labels = holder.map(|holder| holder.scope.labels()).unwrap_or_default();
+        // Policies that pick across localities (ring_hash, pick_first) have no locality in their scope.
         let locality = labels.locality.or_else(|| {
             let cluster = labels.backend_service.as_ref()?;
             let locality = self.tree.clusters.as_ref()?.locality(cluster, subchannel.address())?;

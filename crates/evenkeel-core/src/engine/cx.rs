@@ -58,6 +58,7 @@ impl Cx<'_> {
     /// Returns true if `last` is the previous run of this policy, in the same scope: memos of that run may be reused.
     pub(crate) fn follows(&self, last: Option<&PolicyRun>) -> bool {
         let previous = self.node.and_then(|node| self.tree.runs_of(node)).map(|(_, previous)| previous);
+        // Ejections and transport parameters are part of the scope, and both change the state of a connection.
         last.is_some_and(|last| Some(last.run_at) == previous && last.scope == self.scope)
     }
 
@@ -134,6 +135,7 @@ impl Cx<'_> {
 
     /// Requests re-resolution from the resolver.
     pub fn reresolve(&mut self) {
+        // A flag: one request to the resolver serves all policies of a pass.
         self.tree.reresolve |= !self.scope.ignore_reresolution;
     }
 
@@ -165,6 +167,7 @@ impl Cx<'_> {
     /// Returns a discovered cluster, or the error that makes it unusable; `None` if the update does not contain it. The policy
     /// depends on it: a change runs the policy again.
     pub fn cluster(&mut self, name: &Arc<str>) -> Option<Result<Arc<Cluster>, Status>> {
+        // An absent cluster is a dependency too, so that the policy runs when it appears.
         let found = self.tree.clusters.as_ref().and_then(|all| all.cluster(name)).cloned();
         self.add_dependency(DiscoveryDependency::Cluster(name.clone(), found.clone()));
         found

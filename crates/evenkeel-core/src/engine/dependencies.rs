@@ -53,6 +53,7 @@ impl DiscoveryDependency {
             }
             DiscoveryDependency::Endpoints(source, value) => {
                 let current = clusters.and_then(|all| all.endpoint_set(source));
+                // By identity: the xDS client keeps the allocation of endpoints that did not change.
                 value.as_ref().map(Arc::as_ptr) == current.map(Arc::as_ptr)
             }
         }
@@ -81,6 +82,7 @@ impl DependencyIndex {
         if dependencies.len() == before.len() && pairs.all(|(new, old)| new.has_same_key(old)) {
             return;
         }
+        // A value that was read twice is listed twice. `remove` takes out one entry per dependency.
         self.remove(node, before);
         for dependency in dependencies {
             self.0.entry(dependency.key()).or_default().push(node);
@@ -93,6 +95,7 @@ impl DependencyIndex {
             let key = dependency.key();
             if let Some(dependents) = self.0.get_mut(&key) {
                 dependents.remove(&node);
+                // An empty entry would keep the name of a deleted cluster in memory.
                 if dependents.get(0).is_none() {
                     self.0.remove(&key);
                 }

@@ -41,6 +41,7 @@ impl ReleasedValues {
 
     /// Drops a part of the values that takes little time.
     pub fn drop_some(&mut self) {
+        // The newest batch first: removing it moves no other.
         if let Some(batch) = self.0.last_mut()
             && !batch.drop_some()
         {
@@ -56,6 +57,7 @@ impl ReleasedValues {
 
     /// Keeps these values for later if they are many; drops them otherwise.
     pub(crate) fn add<T: Send + 'static>(&mut self, items: Vec<T>) {
+        // Fewer items are dropped on return.
         if items.len() >= MIN_BATCH {
             self.0.push(Box::new(items.into_iter()));
         }

@@ -69,6 +69,7 @@ impl RevisionClock {
 
     /// Returns true if a memo that was verified at `verified_at` is current, given the last change of its dependencies.
     pub(crate) fn is_current(&self, verified_at: Revision, changed_at: Revision) -> bool {
+        // Each change advances the clock, so a change after the verification has a later revision.
         changed_at <= verified_at && self.invalidated_at <= verified_at
     }
 
@@ -81,6 +82,7 @@ impl RevisionClock {
     ) -> bool {
         let current = self.current.compact().0;
         let verified_age = current.wrapping_sub(verified_at.0);
+        // The forms wrap, so ages are compared: of two revisions the older one has the greater age.
         verified_age <= current.wrapping_sub(changed_at.0)
             && u64::from(verified_age) <= self.current.0 - self.invalidated_at.0
     }
@@ -117,6 +119,7 @@ impl NodeRevisions {
 
     /// Decides what a pass does with the node.
     pub(crate) fn action(&self, inputs_unchanged: bool, clock: &RevisionClock) -> PassAction {
+        // A node that never ran has no change after its `verified_at` either, so `has_run` is checked separately.
         if !inputs_unchanged || !self.has_run() || !clock.is_current(self.verified_at, self.changed_at) {
             PassAction::Run
         } else if self.descendant_changed_at > self.verified_at {
@@ -133,6 +136,7 @@ impl NodeRevisions {
 
     /// Returns true if every child was run or verified after the last invalidation of all memos.
     pub(crate) fn has_valid_children(&self, clock: &RevisionClock) -> bool {
+        // Only invalidations count here. Changes of single children are listed as outdated children.
         self.has_run() && clock.is_current(self.verified_at, Revision::default())
     }
 

@@ -178,7 +178,9 @@ impl PolicyTree {
 
     /// Returns the node `id`, requested in the current run of `parent`. Creates the node if there is none.
     pub(crate) fn request_child(&mut self, id: Option<NodeId>, parent: Option<NodeId>) -> NodeId {
+        // The core removed the node if the last run of the parent did not request it. The child then starts anew.
         let id = id.filter(|id| self.node(*id).is_some()).unwrap_or_else(|| self.create(parent));
+        // A child that is requested twice in a run is listed once. Its `requested_at` is that of the run already.
         if let Some(parent) = parent
             && let Some(run) = self.node(parent).map(|node| node.children_requested_at)
             && let Some(node) = self.node_mut(id)
@@ -209,6 +211,7 @@ impl PolicyTree {
             return;
         };
         let Some(node) = slot.node.take() else { return };
+        // Timers and lists of outdated children may still contain the id; the generation makes it stale.
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.index);
         for child in node.children {
@@ -218,6 +221,7 @@ impl PolicyTree {
         self.unsubscribe(&node.subscriptions);
         self.dependents.remove(id, &node.dependencies);
         self.release(id, &node.held);
+        // Not closed here: another node may hold the subchannel before the pass ends.
         self.unreferenced.extend(node.held);
     }
 
@@ -234,6 +238,7 @@ impl PolicyTree {
     /// Records a change of a dependency of a node, so that the next pass reaches and runs it.
     pub(crate) fn set_changed(&mut self, id: NodeId) {
         let at = self.clock.advance();
+        // Read before the change is recorded. A removed node counts as outdated, so the walk ends at once.
         let mut was_outdated = self.is_outdated(id);
         if let Some(node) = self.node_mut(id) {
             node.revisions.set_changed(at);
@@ -286,12 +291,15 @@ impl PolicyTree {
     /// Requests all children that a node requested in its previous run. Returns the indexes of the outdated ones.
     pub(crate) fn request_all_children(&mut self, id: NodeId) -> Vec<usize> {
         let Some(node) = self.node_mut(id) else { return Vec::new() };
+        // `begin` moved the children to `children_before`. This moves them back, so that `end` removes none.
         std::mem::swap(&mut node.children, &mut node.children_before);
         node.children_before.clear();
+        // They were requested at that earlier revision. `request_child` compares with it and adds no duplicates.
         node.children_requested_at = node.children_requested_before;
         let due = std::mem::take(&mut node.due_children);
         let mut indexes: Vec<usize> = due.iter().filter_map(|child| Some(self.node(*child)?.index)).collect();
         indexes.sort_unstable();
+        // Both policies of a graceful switch have the same index, and a child may be listed by two changes.
         indexes.dedup();
         indexes
     }
@@ -336,6 +344,7 @@ impl PolicyTree {
 
     /// Records a change of a subchannel for the nodes that hold it, except the node that caused the change.
     pub(crate) fn set_holders_changed(&mut self, id: SubchannelId, except: Option<NodeId>) {
+        // By index, since `set_changed` borrows the tree. It modifies no list of holders.
         let mut i = 0;
         while let Some(holder) =
             self.subchannels.get(id).and_then(|subchannel| subchannel.holders.get(i).copied())
@@ -353,8 +362,10 @@ impl PolicyTree {
         let run_at = self.clock.advance();
         let Some(node) = self.node_mut(id) else { return PreviousRun::default() };
         node.revisions.set_verified(run_at);
+        // Children that become outdated during the run belong to the next run.
         std::mem::swap(&mut node.outdated_children, &mut node.due_children);
         node.outdated_children.clear();
+        // Each run requests its timer again. The heap keeps its entry, which is ignored unless it still fits.
         node.wake = None;
         node.scope = scope;
         node.previous_run_at = std::mem::replace(&mut node.run_at, run_at);
@@ -376,6 +387,7 @@ impl PolicyTree {
         let Some(node) = self.node_mut(id) else { return };
         let (children_requested_at, wake) = (node.children_requested_at, node.wake);
         let children_before = std::mem::take(&mut node.children_before);
+        // An equal entry is in the heap already. Entries for other times are ignored when they expire.
         let arm = wake.filter(|_| node.armed != wake);
         node.armed = wake;
         let (watches, subscriptions) = (node.watches.clone(), node.subscriptions.clone());
@@ -391,6 +403,7 @@ impl PolicyTree {
         {
             self.dependents.replace(id, &before.dependencies, &node.dependencies);
         }
+        // Counted before the old ones are removed, so that a name in both never drops to zero.
         for name in subscriptions {
             *self.subscriptions.entry(name).or_default() += 1;
         }
@@ -403,6 +416,7 @@ impl PolicyTree {
                 self.remove(child);
             }
         }
+        // A run renews every watch, so the registration changes only if the list did.
         if watches != before.watches {
             self.unwatch(id, &before.watches);
             for (subchannel, every) in watches {
@@ -434,6 +448,7 @@ impl PolicyTree {
     /// Makes `node` hold a subchannel until its next run.
     pub(crate) fn hold(&mut self, node: NodeId, id: SubchannelId) {
         let Some(subchannel) = self.subchannels.get_mut(id) else { return };
+        // Endpoints that share an address share the subchannel, and the node is listed as its holder once.
         if !subchannel.holders.iter().any(|holder| *holder == node) {
             subchannel.holders.push(node);
         }
@@ -454,6 +469,7 @@ impl PolicyTree {
         let is_current =
             changed_at.is_some_and(|changed_at| self.clock.is_current_compact(verified_at, changed_at));
         if let Some(node) = self.node_mut(node).filter(|_| is_current) {
+            // The node is a holder since its previous run: `end` releases only subchannels that this run did not hold.
             node.held.push(id);
         }
         is_current
@@ -489,6 +505,7 @@ impl PolicyTree {
             }
             None => return,
         }
+        // The node that connects is running and reads the state afterwards.
         self.set_holders_changed(id, by);
     }
 
@@ -545,6 +562,7 @@ impl PolicyTree {
             match target {
                 TimerTarget::Subchannel(id) => {
                     let now = self.now;
+                    // The entry serves both states with a deadline. Each call checks that its state is due.
                     self.start_paced(id);
                     if self
                         .subchannels
@@ -556,9 +574,11 @@ impl PolicyTree {
                 }
                 TimerTarget::Node(id) => {
                     let Some(node) = self.node_mut(id) else { continue };
+                    // The entry left the heap, so a run that requests the same time again must push it.
                     if node.armed == Some(at) {
                         node.armed = None;
                     }
+                    // A run since then may have requested a later time, or none.
                     if node.wake.is_some_and(|wake| wake <= at) {
                         self.set_changed(id);
                     }
@@ -579,6 +599,7 @@ impl PolicyTree {
             if live {
                 return Some(at);
             }
+            // Replaced timers stay in the heap. They are dropped here, so that they wake no pass.
             self.timers.pop();
         }
         None
@@ -595,6 +616,7 @@ impl PolicyTree {
             let Some(subchannel) = self.subchannels.get_mut(id) else { continue };
             let out_of_band = subchannel.out_of_band();
             let every = out_of_band.watchers.iter().map(|(_, every)| *every).min();
+            // A subchannel may be listed several times. Only its first entry finds a changed interval.
             if every != std::mem::replace(&mut out_of_band.watching, every) {
                 self.effects.push(LbEffect::WatchLoad { id, every });
             }
@@ -602,9 +624,11 @@ impl PolicyTree {
         let mut gone = Vec::new();
         let later = self.unreferenced.split_off(self.unreferenced.len().min(MAX_CLOSES_PER_PASS));
         for id in std::mem::replace(&mut self.unreferenced, later) {
+            // It may be held again by now, or listed twice and removed already.
             let Some(subchannel) = self.subchannels.get(id).filter(|s| s.holders.is_empty()) else {
                 continue;
             };
+            // Without an effect the driver does not know the id, and a Close would refer to nothing.
             if subchannel.is_known_to_driver() {
                 self.effects.push(LbEffect::Close { id });
             }
@@ -669,6 +693,7 @@ fn released(before: &[SubchannelId], held: &[SubchannelId]) -> Vec<SubchannelId>
         for id in held {
             table[id.index()] = Some(id);
         }
+        // Indexes are unique among existing subchannels only, so the whole id is compared.
         gone.retain(|id| table.get(id.index()).is_none_or(|held| *held != Some(id)));
     }
     gone

@@ -54,6 +54,7 @@ impl CallCounters {
         if let Some(counter) = all.get(&key).and_then(Weak::upgrade) {
             return counter;
         }
+        // Only insertions grow the map, so dead entries are removed here.
         all.retain(|_, counter| counter.strong_count() > 0);
         let counter = Arc::<InFlightCounter>::default();
         all.insert(key, Arc::downgrade(&counter));

@@ -245,6 +245,7 @@ impl LocalityLoad {
 
     fn take(&self, locality: &Arc<Locality>) -> LocalityStats {
         let totals = self.calls.totals();
+        // The owner's lock admits one thread at a time, so `taken` is never ahead of `totals`.
         let mut taken = lock(&self.taken);
         // A call may turn out unsent after it was reported as issued. It is subtracted from the next issued
         // calls.
@@ -358,6 +359,7 @@ impl<K: Ord, V> CounterMap<K, V> {
         if let Some(found) = self.all.get(&key) {
             return found.clone();
         }
+        // The capacity doubles with the referenced entries, so the scan costs a constant amount per insertion.
         if self.all.len() >= self.capacity {
             self.all.retain(|_, value| is_held(value));
             self.capacity = MAX_UNHELD.max(2 * self.all.len());

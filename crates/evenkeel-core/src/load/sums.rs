@@ -37,6 +37,7 @@ impl MetricSum {
 
     fn merge(&mut self, other: MetricSum) {
         self.count += other.count;
+        // A clamped sum stays finite: infinity could not be reported.
         self.total = (self.total + other.total).clamp(f64::MIN, f64::MAX);
     }
 
@@ -87,6 +88,7 @@ impl MetricSums {
 
     /// Adds the report of a call; `turn` selects the shard.
     pub(super) fn add(&self, report: &LoadReport, turn: u64) {
+        // Consecutive calls use different shards, so that threads rarely wait for each other.
         let Some(shard) = self.shards.get(turn as usize % SHARDS) else { return };
         let shard = &mut *lock(shard);
         if self.metrics.cpu_utilization {

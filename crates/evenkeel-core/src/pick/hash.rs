@@ -39,9 +39,11 @@ pub fn combine(policies: impl IntoIterator<Item = (Option<u64>, bool)>) -> Optio
     let mut hash: Option<u64> = None;
     for (own, terminal) in policies {
         hash = match (hash, own) {
+            // The rotation makes the order of the policies significant (RH-7).
             (Some(hash), Some(own)) => Some(hash.rotate_left(1) ^ own),
             (hash, own) => hash.or(own),
         };
+        // Any hash so far counts, also one of an earlier policy (RH-7).
         if terminal && hash.is_some() {
             break;
         }

@@ -101,6 +101,7 @@ impl<'a> PickArgs<'a> {
     /// `grpc.lb.backend_service` of an attempt that failed or is queued (A89). A completed pick has it in
     /// [`CallTrackers::backend_labels`].
     pub fn backend_service(&self) -> Option<Arc<str>> {
+        // A `Cell` lends no reference, so the value is taken out and put back.
         let name = self.backend_service.take();
         self.backend_service.set(name.clone());
         name
@@ -302,11 +303,13 @@ impl CallTrackers {
 
     /// Returns true if there are no trackers.
     pub fn is_empty(&self) -> bool {
+        // `more` has items only while `inline` is full.
         self.inline.iter().all(Option::is_none)
     }
 
     /// Reports the outcome of the call to all trackers.
     pub fn finish(mut self, end: &CallOutcome<'_>) {
+        // Dropping `self` afterwards notifies no tracker again, since `notify_all` takes them.
         self.notify_all(end);
     }
 
@@ -384,6 +387,7 @@ impl RootPicker {
     /// is queued where others fail.
     pub fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         match self.0.pick(call) {
+            // `Drop` below is not queued: it fails wait-for-ready calls too (LBX-10).
             PickResult::Fail(_) if call.is_wait_for_ready() => PickResult::QUEUE,
             PickResult::Fail(status) => PickResult::Fail(status.for_call()),
             PickResult::Drop(status) => PickResult::Drop(status.for_call()),
