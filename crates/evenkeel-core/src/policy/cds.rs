@@ -62,6 +62,7 @@ impl Policy for Cds {
     fn reconcile(&mut self, config: &CdsConfig, _: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         if self.cluster.as_ref() != Some(&config.cluster) {
             self.cluster = Some(config.cluster.clone());
+            // The result of another cluster must not stay in use when an update lacks this one.
             self.last = None;
         }
         if config.is_dynamic {
@@ -72,6 +73,7 @@ impl Policy for Cds {
         // stays.
         if !(config.is_dynamic && found.cluster.is_none()) {
             self.last = match self.last.take() {
+                // An equal result keeps its config by identity, so that the child does not run.
                 Some(last) if last.found == found => Some(last),
                 _ => Some(CdsResult { config: found.resolver_config(), found }),
             };
@@ -80,11 +82,13 @@ impl Policy for Cds {
         if let Some(Ok(child)) = outcome {
             return self.child.reconcile(child, &Endpoints::none(), cx);
         }
+        // An unusable cluster gets no calls, so its connections are released.
         std::mem::take(&mut self.child).release(cx);
         match outcome {
             Some(Ok(_)) | None => self.waiting.get_or_build((), |()| LbState::connecting()),
             Some(Err(reason)) => {
                 let status = reason.status(&config.cluster, cx);
+                // Dropped, so that wait-for-ready calls to an unusable cluster fail too (CM-6).
                 self.failing.get_or_build(status, |status| LbState::dropping(status.clone()))
             }
         }
@@ -125,6 +129,7 @@ enum UnusableCluster {
 impl UnusableCluster {
     fn status(&self, cluster: &str, cx: &Cx<'_>) -> Status {
         match self {
+            // Only the message is used: the code of the control plane never reaches a call (DE-5).
             UnusableCluster::Reported(status) => Status::unavailable(status.message()),
             UnusableCluster::Invalid(reason) => cx.unavailable(format_args!("cluster {cluster:?}: {reason}")),
         }
@@ -168,6 +173,7 @@ impl CdsLookup {
                 ClusterResolverConfig { mechanisms }
             }
         };
+        // One usable leaf is enough. Each unusable one becomes a failing priority (CDS-6).
         if settings.mechanisms.iter().all(|mechanism| mechanism.leaf().is_none()) {
             return Err(UnusableCluster::Invalid(none_usable(&settings.mechanisms)));
         }

@@ -47,15 +47,18 @@ impl NamedChildren {
         let all_known =
             names.clone().all(|name| known.next().is_some_and(|named| is_same(&named.name, name)));
         let renamed = !all_known || known.next().is_some();
+        // A name that returns after the end of its retention gets a new child.
         self.leaving.retain(|(_, at)| *at > cx.now());
         if renamed {
             self.rename(names, cx.now() + retention);
+            // With a retention of zero, the children that were just removed are released here.
             self.leaving.retain(|(_, at)| *at > cx.now());
         }
         if renamed || self.source.as_ref().is_none_or(|source| !source.is_same(endpoints)) {
             self.regroup(endpoints);
         }
         for (named, at) in &mut self.leaving {
+            // The core releases children and timers that a run does not request.
             named.keep(cx);
             cx.wake_at(*at);
         }
@@ -66,6 +69,7 @@ impl NamedChildren {
     /// caller reconciles ([`NamedChildren::at`]). Returns `None` if the caller must reconcile all: [`NamedChildren::update`] comes
     /// first then, and [`NamedChildren::set_indices`] last.
     pub(crate) fn keep(&self, cx: &mut Cx<'_>) -> Option<Vec<usize>> {
+        // Leaving children need `update`, which requests their timers.
         if !self.leaving.is_empty() {
             return None;
         }
@@ -88,6 +92,7 @@ impl NamedChildren {
         let present = std::mem::take(&mut self.named).into_iter().map(|named| (named, leave_at));
         let all = present.chain(std::mem::take(&mut self.leaving));
         let mut old: BTreeMap<_, _> = all.map(|(named, at)| (named.name.clone(), (named, at))).collect();
+        // A child that was leaving is used again, with its connections (WT-4).
         self.named = names
             .map(|name| old.remove(name).map_or_else(|| NamedChild::new(name), |(named, _)| named))
             .collect();

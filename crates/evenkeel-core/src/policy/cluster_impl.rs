@@ -159,10 +159,12 @@ impl Policy for ClusterImpl {
         };
         let cluster_trackers = self.cluster_trackers.insert(cluster_trackers);
         let scope = cx.scope().clone().with_backend_service(config.cluster.clone());
+        // The child runs first: it creates the subchannels whose trackers are looked up below.
         let child = self.child.reconcile_in(scope, &config.child_policy, endpoints, cx);
         if let Some(cached) = self
             .cached
             .as_ref()
+            // A changed config creates trackers without endpoints, so `is_for` is false then too.
             .filter(|cached| cached.child.is_same(&child) && cluster_trackers.is_for(endpoints))
         {
             return cached.state.clone();
@@ -269,6 +271,7 @@ impl AdmissionControl {
                 "cluster {cluster:?}: the circuit breaker allows {limit} calls in flight, and so many are"
             )),
             shed: old.map(|old| old.shed.clone()).unwrap_or_default(),
+            // Shared in the process. A lower limit does not reset the count (CI-6).
             in_flight: cx.counters().counter(cluster, eds_service_name),
             load,
         }
@@ -283,6 +286,7 @@ impl AdmissionControl {
     }
 
     fn sample_drop(&self, call: &PickArgs<'_>) -> Option<PickResult> {
+        // Each category draws its own random number, in order (CI-1).
         let hit = |rule: &&DropRule| {
             call.random_below(u64::from(MILLION)) < u64::from(rule.drop.requests_per_million)
         };
@@ -385,6 +389,7 @@ impl ClusterCallTracker {
 
 impl CallTracker for ClusterCallTracker {
     fn finished(&self, end: &CallOutcome<'_>) {
+        // Every outcome releases the slot, also that of a call which was never sent.
         self.in_flight.end();
         if let Some((load, _)) = &self.load {
             load.finish(end);
@@ -551,6 +556,7 @@ impl ClusterTrackers {
     }
 
     fn tracker_for(&mut self, (locality, hostname): TrackerKeyRef<'_>) -> Arc<ClusterCallTracker> {
+        // Weak, so that the map does not keep the counters of removed localities alive.
         let place = self.trackers_by_key.entry((locality.cloned(), hostname.cloned())).or_default();
         place.upgrade().unwrap_or_else(|| {
             let tracker = Arc::new(ClusterCallTracker::new(&self.admission, locality, hostname));
@@ -592,8 +598,10 @@ struct ClusterImplPicker {
 impl Picker for ClusterImplPicker {
     fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         let admission = &self.admission;
+        // A queued call is picked again, and its drop must be drawn once (CI-3).
         if self.child.connectivity == ConnectivityState::Ready {
             let dropped =
+                // Checked early to spare the child's pick. `try_start` decides.
                 admission.sample_drop(call).or_else(|| admission.is_full().then(|| admission.shed()));
             if let Some(dropped) = dropped {
                 call.note_backend_service(&admission.cluster);

@@ -90,6 +90,7 @@ impl ClusterManager {
         let mut is_new = false;
         for &place in due {
             let child = self.children.at(place);
+            // The inputs are those of the previous run, so the config has every child.
             let Some(policy) = config.children.get(child.name()) else { continue };
             if child.reconcile_here(policy, cx) {
                 self.pickers.set(place, child.state().picker.clone());
@@ -101,14 +102,18 @@ impl ClusterManager {
 
     /// Runs every child. Returns true if the set of children or a child's state changed.
     fn run_all(&mut self, config: &ClusterManagerConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> bool {
+        // Calls keep their cluster in the config (CM-5), so a removed child needs no retention.
         let are_others = self.children.update(config.children.keys(), endpoints, Duration::ZERO, cx);
         if are_others {
+            // Both lists are in the order of the map, so positions fit the children.
             self.positions = Arc::new(config.children.keys().cloned().zip(0..).collect());
         }
         let mut is_new = are_others;
         for (child, policy) in self.children.iter_mut().zip(config.children.values()) {
+            // Every child is run or requested here; the core removes the others.
             is_new |= child.reconcile_here(policy, cx);
         }
+        // A new child has no node to store the index in before its first run.
         self.children.set_indices(cx);
         if is_new {
             self.pickers = self.children.iter().map(|child| child.state().picker.clone()).collect();

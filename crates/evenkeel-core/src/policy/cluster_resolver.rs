@@ -127,6 +127,7 @@ impl ClusterResolver {
     /// Rebuilds the plan if a mechanism or its endpoints changed. Does nothing while any endpoints are
     /// unknown.
     fn resolve(&mut self, mechanisms: &[DiscoveryMechanism], cx: &mut Cx<'_>) {
+        // Every set is read, even after a missing one: each read is a dependency.
         let sets: Vec<_> = mechanisms.iter().map(|mechanism| self.set_of(mechanism, cx)).collect();
         let Some(sets) = sets.into_iter().collect::<Option<Vec<_>>>() else { return };
         let is_same = self.parts.len() == sets.len()
@@ -157,6 +158,7 @@ impl ClusterResolver {
         let last = self.parts.iter().find(|part| part.mechanism.cluster() == mechanism.cluster());
         match mechanism {
             DiscoveryMechanism::Leaf(leaf) => {
+                // Endpoints from another source must not serve for this one.
                 let last = last.filter(|last| last.mechanism.leaf().is_some_and(|l| l.source == leaf.source));
                 cx.endpoint_set(&leaf.source).or_else(|| last.map(|last| last.set.clone()))
             }
@@ -302,6 +304,7 @@ impl MechanismState {
         old: Option<MechanismState>,
     ) -> MechanismState {
         let config = match &old {
+            // Policies compare configs by identity, so an equal config is not built again.
             Some(old) if old.mechanism.is_same(mechanism) && old.set.drops == set.drops => old.config.clone(),
             _ => policy_of(mechanism, &set.drops),
         };
@@ -433,6 +436,7 @@ impl PriorityPlan {
         };
         let groups = || parts.iter().flat_map(|part| &part.priorities);
         let old_groups = old.as_ref().map(|old| old.groups.as_groups()).unwrap_or_default();
+        // Groups and config keep their allocation if equal, so that unchanged priorities do not run.
         let same_groups = old_groups.len() == groups().count()
             && old_groups
                 .iter()

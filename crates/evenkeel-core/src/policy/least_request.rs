@@ -53,6 +53,7 @@ impl Policy for LeastRequest {
         let default = LeastRequestConfig::default();
         let choice_count = match fields.u32("choiceCount")?.map(|n| n as usize) {
             None => default.choice_count,
+            // LR-1: below 2 is invalid, above 10 counts as 10.
             Some(n @ (0 | 1)) => {
                 return Err(fields.error("choiceCount", format!("must be at least 2, found {n}")));
             }
@@ -172,6 +173,7 @@ impl Picker for LeastRequestPicker {
             self.least((0..self.choices).map(|_| call.random_below(count as u64) as usize))
         };
         let Some(candidate) = candidate else { return PickResult::QUEUE };
+        // Counted at the pick, so that concurrent picks see each other (LR-4).
         candidate.calls.started.fetch_add(1, Ordering::Relaxed);
         PickResult::Complete(candidate.id, CallTrackers::one(candidate.calls.clone()))
     }

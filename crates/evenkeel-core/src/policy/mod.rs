@@ -121,6 +121,7 @@ impl LbState {
     /// Returns true if connectivity and picker are the same, so that picks are unaffected.
     pub fn is_same(&self, other: &LbState) -> bool {
         let (mine, theirs) = (Arc::as_ptr(&self.picker), Arc::as_ptr(&other.picker));
+        // Only addresses are compared: the same type may have several vtables.
         self.connectivity == other.connectivity && std::ptr::addr_eq(mine, theirs)
     }
 }

@@ -279,6 +279,7 @@ impl OutlierDetection {
                 self.list_ejected();
                 self.stats.add(&stats);
                 stats.measure(cx);
+                // A late sweep starts the next interval; missed intervals are skipped.
                 now
             }
             Some(began) => began,
@@ -302,12 +303,14 @@ impl OutlierDetection {
         let addresses: HashSet<Address> =
             ejected.flat_map(|host| host.endpoint.addresses().iter().cloned()).collect();
         let addresses = (!addresses.is_empty()).then_some(addresses);
+        // The allocation stays if the set is equal: policies compare scopes by its identity.
         if self.ejected.as_deref() != addresses.as_ref() {
             self.ejected = addresses.map(Arc::new);
         }
     }
 
     fn get_or_build(&mut self, child: LbState, others: bool, cx: &Cx<'_>) -> LbState {
+        // Without an algorithm calls are not counted (OD-13), so the child's picker is used directly.
         if self.began.is_none() {
             self.cached = None;
             return child;
@@ -317,6 +320,7 @@ impl OutlierDetection {
             return cached.state.clone();
         }
         let verified_at = self.cached.as_ref().map(|cached| cached.verified_at);
+        // A new picker of the child may use subchannels that were created since.
         let is_current = verified_at.is_some_and(|verified_at| cx.has_same_subchannels(verified_at));
         let changed = (others || !is_current) && self.count_by_subchannel(cx);
         let verified_at = cx.revision();
@@ -532,11 +536,13 @@ impl EjectionSweep<'_> {
         }
         for host in self.hosts.iter_mut() {
             match host.ejected_at {
+                // OD-9: the multiplier shrinks by 1 per interval without ejection.
                 None => host.multiplier = host.multiplier.saturating_sub(1),
                 // A50 requires "after" the ejection time, which holds for every sweep on a real clock. In
                 // virtual time a sweep can run exactly at its end; a strict comparison would extend the
                 // ejection by a whole interval.
                 Some(at) if at + self.settings.ejection_time(host.multiplier) <= self.now => {
+                    // The multiplier stays, so that the next ejection lasts longer.
                     host.ejected_at = None;
                 }
                 Some(_) => {}
@@ -563,6 +569,7 @@ impl EjectionSweep<'_> {
         if failed.len() < rule.minimum_hosts as usize {
             return;
         }
+        // Above the threshold, not at it (OD-6).
         for (i, _) in failed.iter().filter(|(_, percent)| *percent > f64::from(rule.threshold)) {
             self.eject(*i, DetectionMethod::FailurePercentage, rule.enforcement_percentage);
         }
@@ -574,6 +581,7 @@ impl EjectionSweep<'_> {
     fn eject(&mut self, i: usize, method: DetectionMethod, enforcement_percentage: u32) {
         let stats = self.stats.of(method);
         let limit = self.settings.max_ejection_percent as usize * self.hosts.len();
+        // At least one endpoint may be ejected, whatever the percentage (OD-7).
         if self.ejected > 0 && self.ejected * 100 >= limit {
             stats.overflow += 1;
         } else if self.rng.below(100) >= u64::from(enforcement_percentage) {
@@ -581,6 +589,7 @@ impl EjectionSweep<'_> {
         } else {
             stats.enforced += 1;
             let host = &mut self.hosts[i];
+            // An endpoint that is ejected again is counted once.
             self.ejected += usize::from(host.ejected_at.replace(self.now).is_none());
             host.multiplier = host.multiplier.saturating_add(1);
         }

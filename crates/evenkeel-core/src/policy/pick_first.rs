@@ -47,6 +47,7 @@ impl Policy for PickFirst {
         let shuffle = config.shuffle_address_list;
         let is_current = |(source, was): &(Endpoints, bool)| source.is_same(endpoints) && *was == shuffle;
         if !self.source.as_ref().is_some_and(is_current) {
+            // Shuffled once per update (PF-2): a new order in each run would restart the attempts.
             self.addresses = address_list(endpoints, shuffle, cx.rng());
             self.source = Some((endpoints.clone(), shuffle));
         }
@@ -54,6 +55,7 @@ impl Policy for PickFirst {
         let connect_mode = if self.connection.was_ready() { ConnectMode::Lazy } else { ConnectMode::Eager };
         let state = self.connection.reconcile(&self.addresses, connect_mode, cx);
         let failing = state.connectivity == ConnectivityState::TransientFailure;
+        // The text is part of the cached key, so a new error leads to a new picker.
         let failure = failing.then(|| self.failure(state, cx));
         self.state = Some(state);
         self.cached.get_or_build((state, failure), |(state, failure)| {

@@ -154,6 +154,7 @@ impl Priority {
     /// the config is released at once (A115).
     fn update(&mut self, config: &PriorityConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) {
         self.child_states.retain(|name, child_state| {
+            // The core removes the child, since this run does not request it.
             let Some(settings) = config.children.get(name) else { return false };
             child_state.reconcile(settings, &endpoints.group(name), cx);
             true
@@ -177,6 +178,7 @@ impl Priority {
             });
             child_state.remove_at = None;
             if matches!(child_state.state.connectivity, ConnectivityState::Ready | ConnectivityState::Idle) {
+                // PR-4: READY or IDLE deactivates the lower priorities; a pending failover timer keeps them.
                 self.deactivate_all_but(&config.priorities[..=i], cx.now());
                 return Some(name.clone());
             }
@@ -191,12 +193,14 @@ impl Priority {
                 .is_some_and(|child_state| child_state.state.connectivity == ConnectivityState::Connecting)
         };
         let mut tried = config.priorities.iter().filter(|name| self.child_states.contains_key(*name));
+        // Without a usable child, the last one reports the failure.
         tried.clone().find(is_connecting).or_else(|| tried.next_back()).cloned()
     }
 
     fn deactivate_all_but(&mut self, needed: &[Arc<str>], now: Instant) {
         for (name, child_state) in &mut self.child_states {
             if !needed.contains(name) {
+                // A child that is deactivated already keeps its deadline.
                 child_state.remove_at.get_or_insert(now + RETENTION);
             }
         }
@@ -211,6 +215,7 @@ impl Priority {
             if keep {
                 cx.wake_at(at);
             } else {
+                // `update` requested the child in this run, so the core would not remove it.
                 std::mem::take(&mut child_state.child).release(cx);
             }
             keep

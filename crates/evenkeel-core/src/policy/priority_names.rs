@@ -60,6 +60,7 @@ impl<L: Ord> PriorityNames<L> {
             }
             names.push(name);
         }
+        // A name that this update does not use is forgotten, and `fresh` never repeats one (PR-10).
         self.last = next;
         names
     }

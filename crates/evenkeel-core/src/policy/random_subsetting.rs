@@ -100,6 +100,7 @@ impl EndpointSubset {
         } else {
             let mut ranked: Vec<(u64, EndpointKey)> =
                 ranks.into_iter().map(|(key, rank)| (rank, key)).collect();
+            // Equal ranks are ordered by key, so the choice does not depend on the order of the list.
             ranked.sort_unstable();
             ranked.truncate(size as usize);
             let places = ranked.into_iter().enumerate().map(|(place, (_, key))| (key, place)).collect();

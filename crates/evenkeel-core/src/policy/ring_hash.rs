@@ -123,6 +123,7 @@ impl Policy for RingHash {
 
     fn reconcile(&mut self, config: &RingHashConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         let changed = self.list.reconcile(endpoints, ConnectMode::OnCall, cx);
+        // The local cap lowers both sizes (RH-1).
         let sizes = (config.min_ring_size.clamp(1, self.cap), config.max_ring_size.clamp(1, self.cap));
         if changed || sizes != self.plan.sizes {
             self.arrange(RingPlan::new(sizes, self.list.entries()));
@@ -328,6 +329,7 @@ impl Picker for RingPicker {
         };
         let first = self.ring.find(hash);
         let member = self.ring.entries.get(first).map_or(0, |entry| entry.member as usize);
+        // Without endpoints the ring is empty, and the single failure is at index 0.
         match (self.failures.get(member), origin) {
             (Some(failure), _) => PickResult::Fail(failure.clone()),
             (None, HashOrigin::Request) => self.pick_at(first),
@@ -363,6 +365,7 @@ impl RingPicker {
                 RingEndpointState::Failed => {}
             }
         }
+        // Not reached: if all endpoints on the ring have failed, `failures` applies.
         PickResult::QUEUE
     }
 
@@ -442,6 +445,7 @@ impl RingPlan {
         let total: u128 = order.iter().map(|i| weight(*i)).sum();
         let least = order.iter().map(|i| weight(*i)).min().unwrap_or(1).max(1);
         let of_least = (least * min).div_ceil(total.max(1));
+        // Compares the nominal size of_least/least·total with `max`, without a division.
         let (up, down) = if of_least * total > max * least { (max, total.max(1)) } else { (of_least, least) };
         let mut shares = vec![0; self.keys.len()];
         let (mut sum, mut given) = (0, 0);

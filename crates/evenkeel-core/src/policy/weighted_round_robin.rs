@@ -230,6 +230,7 @@ impl WeightedRoundRobin {
         }
         self.weight_table = match scaled {
             Some(weights) => WeightTable { weights, rule: ScheduleRule::Eligible, changes_at },
+            // Without usable reports picks follow the EDS weights (WRR-20).
             None => WeightTable {
                 weights: self.list.ready().map(|(member, _)| eds_weight(&member.endpoint)).collect(),
                 rule: ScheduleRule::Literal,
@@ -252,6 +253,7 @@ impl WeightedRoundRobin {
     /// A dormant policy updates when time alone changes a weight, also in phase. The result is the same
     /// schedule that running timers would have produced.
     fn next_update(&mut self, period: Duration, was_weighed: bool, now: Instant) -> Option<Instant> {
+        // One endpoint needs neither a timer nor a schedule (WRR-16).
         if self.list.ready().nth(1).is_none() {
             self.phase = None;
             return None;
@@ -261,6 +263,7 @@ impl WeightedRoundRobin {
             let in_phase = |at| self.phase.map_or(at, |phase| first_in_phase(phase, period, at));
             return if was_weighed { changes_at.map(in_phase) } else { self.update_at };
         }
+        // A late update keeps its phase within one period; after a longer pause the phase starts anew.
         let next = match (self.update_at, self.phase) {
             (Some(at), _) if at > now => at,
             (Some(at), _) if at + period > now => at + period,
@@ -323,6 +326,7 @@ impl WeightedRoundRobinConfig {
         let how = |config: &WeightedRoundRobinConfig| {
             (config.enable_oob_load_report, config.error_utilization_penalty)
         };
+        // The periods are left out: they apply at the lookup and not to a report.
         how(self) == how(other)
             && self.metric_names_for_computing_utilization == other.metric_names_for_computing_utilization
     }
@@ -370,6 +374,7 @@ fn metric_names(fields: &ConfigFields<'_>) -> Result<Vec<String>, ConfigError> {
 /// Restarts the blackout if the endpoint has become ready on another connection (A58). Returns true if it
 /// has.
 fn note_connection(member: &mut EndpointEntry<WrrEndpointData>, cx: &Cx<'_>) -> bool {
+    // The id survives a reconnect between two runs; the number of disconnects reveals it (WRR-7).
     let connection = member.ready().and_then(|id| Some((id, cx.peek(id)?.disconnects())));
     let is_new = connection.is_some() && connection != member.data.connection;
     if is_new {
@@ -563,6 +568,7 @@ impl EndpointWeight {
         // Fails if the blackout has already begun, which is intended.
         let _ =
             self.non_empty_since.compare_exchange(NEVER, at.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
+        // Reports of concurrent calls may arrive out of order.
         self.last_updated.fetch_max(at.as_nanos(), Ordering::Relaxed);
         self.value.store(weight.to_bits(), Ordering::Relaxed);
     }
@@ -583,6 +589,7 @@ impl EndpointWeight {
             self.restart_blackout();
             return WeightStatus::Stale;
         }
+        // `NEVER` is after any time, and `since` then returns zero.
         let non_empty_since = Instant::from_nanos(self.non_empty_since.load(Ordering::Relaxed));
         if now.since(non_empty_since) < config.blackout_period {
             return WeightStatus::NotYetUsable;
@@ -635,6 +642,7 @@ impl WeightFormula {
             return None;
         }
         let weight = rate / (utilization + errors / rate * self.penalty);
+        // Infinite inputs result in an infinite or zero weight, or NaN, and end here (WRR-4).
         Some(weight).filter(|weight| weight.is_finite() && *weight > 0.0)
     }
 
@@ -656,6 +664,7 @@ struct WrrLoadTracker {
 impl CallTracker for WrrLoadTracker {
     fn finished(&self, end: &CallOutcome<'_>) {
         if let CallOutcome::Finished { at, load: Some(report), .. } = end
+            // Relaxed is enough: a report that races with the change of the config may count either way.
             && !self.formula.is_retired.load(Ordering::Relaxed)
         {
             self.weight.update(self.formula.weight(report), *at);

@@ -217,6 +217,7 @@ impl WeightedScheduler {
             from.push(member.data.as_ref().index);
             ready.push(id);
         }
+        // Picks in progress complete on the old schedule (WRR-10).
         let old = self.order.take();
         let successor = match old.as_ref().map(|order| &order.sequence) {
             Some(PickSequence::Scheduled(old)) if weights.len() > 1 => old.successor(weights, rule, &from),
@@ -226,6 +227,7 @@ impl WeightedScheduler {
         let sequence = match successor {
             Some(successor) => Some(PickSequence::Scheduled(successor)),
             None if weights.len() == 1 => Some(PickSequence::Single(AtomicU64::new(0))),
+            // Each first picker starts at a random index (RR-1).
             None => Schedule::new(weights, rule).map(|schedule| {
                 PickSequence::Scheduled(match cx.rng().phase() {
                     Some(random) => schedule.at_random_phase(random),
@@ -301,6 +303,7 @@ impl ScheduledPicker {
                 0
             }
         };
+        // The schedule has as many indexes as there are ready endpoints.
         (index, self.ready[index])
     }
 

@@ -108,6 +108,7 @@ impl Policy for WeightedTarget {
                 (Some(failure), ..) => LbState::failing(failure.clone()),
                 (None, ConnectivityState::Connecting, _) => LbState::connecting(),
                 (None, _, [only]) => LbState { connectivity, picker: only.state.picker.clone() },
+                // Some child has the aggregated state if there are targets, so there is a first choice.
                 (None, _, _) if choices.iter().all(|choice| choice.weight == choices[0].weight) => {
                     LbState::new(connectivity, UniformPicker::new(choices))
                 }

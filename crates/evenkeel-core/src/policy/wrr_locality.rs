@@ -157,6 +157,7 @@ fn add<'e>(
     }
     let weight = weight.unwrap_or(NonZeroU32::MIN);
     let part = parts.entry(name.clone()).or_insert_with(|| LocalityPart::new(weight));
+    // The first weight of a locality is used (WL-3).
     if part.weight != weight {
         part.ignored.get_or_insert(weight);
     }

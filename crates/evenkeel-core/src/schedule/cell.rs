@@ -64,6 +64,7 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
     /// Returns the next index of the sequence.
     #[inline]
     pub(super) fn pick(&self) -> u32 {
+        // Relaxed is enough: the counter only assigns positions. The watermark publishes the slots.
         let slot = (self.counter.0.fetch_add(1, Ordering::Relaxed) & POSITION) as usize;
         match self.read(slot) {
             Some(index) => index,
@@ -77,6 +78,7 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
         if slot >= self.produced.load(Ordering::Acquire) {
             return None;
         }
+        // A slot below the watermark is final, so a relaxed load returns its value.
         Some(self.run.get()?.get(slot)?.load(Ordering::Relaxed))
     }
 
@@ -99,6 +101,7 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
             }
         }
         self.produce(&mut self.lock(), slot + 1);
+        // `produce` has filled the slot, so the default is never used.
         self.read(slot).unwrap_or_default()
     }
 
@@ -121,6 +124,7 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
             if filling.produced >= slots {
                 return;
             }
+            // One more slot means one block. The guard is dropped before the next block.
             let one = filling.produced + 1;
             self.produce(&mut filling, one);
         }
@@ -130,6 +134,7 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
         let run = self.run.get_or_init(|| (0..self.slots).map(|_| AtomicU32::new(0)).collect());
         while filling.produced < slots {
             let end = self.slots.min(filling.produced + BLOCK);
+            // An empty block ends the loop at the end of the run.
             let Some(block) = run.get(filling.produced..end).filter(|block| !block.is_empty()) else {
                 return;
             };

@@ -65,6 +65,7 @@ impl Schedule {
     /// ones up to two rounds of picks are skipped.
     #[must_use]
     pub fn at_random_phase(mut self, random: u64) -> Self {
+        // The upper half of the product is uniform below the bound.
         let below = |bound: u64| ((u128::from(random) * u128::from(bound)) >> 64) as u64;
         let shape = ScheduleShape::new(&self.weights, self.expected);
         let (positions, start) = match self.rule {
@@ -100,8 +101,10 @@ impl Schedule {
             if same_list && rule == self.rule && *weights == *self.weights && self.cell.is_cyclic() {
                 // The table is the same, so only the start position changes.
                 let positions = producer.positions(producer.first().to_vec(), None);
+                // The end of a lap is the start of the next one.
                 return (positions, picks, used, progress.taken % self.cell.len());
             }
+            // The literal rule derives the virtual time from the last turn.
             let latest = match progress.taken.checked_sub(1) {
                 _ if progress.tail > 0 => producer.latest(),
                 Some(slot) => self.cell.slots(slot, slot + 1).next(),
@@ -109,6 +112,7 @@ impl Schedule {
             };
             (producer.positions(starts, latest), picks, used, 0)
         });
+        // Without a list the positions are updated in place.
         let from = if same_list { None } else { Some(from) };
         let inherited = match from {
             None => picks,
@@ -215,6 +219,7 @@ impl Schedule {
             return starts;
         }
         let mut starts = producer.next_starts();
+        // Tail picks have no slot. If there are any, all produced slots are consumed and none is undone.
         for index in self.cell.slots(if tail == 0 { taken } else { produced }, produced) {
             if let Some(start) = starts.get_mut(index as usize) {
                 *start -= TURN;
@@ -266,6 +271,7 @@ pub fn scale(weights: &[Option<f64>]) -> Option<Vec<u32>> {
     // Ratios to the largest weight are at most 1, so their sum is finite even if the sum of the weights is
     // not.
     let mean = known().map(|weight| weight / largest).sum::<f64>() / count as f64;
+    // A ratio is at most 1, so the value is at most 2^20 and the cast is exact.
     let scaled = |ratio: f64| ((ratio * LARGEST).round() as u32).max(1);
     Some(
         weights.iter().map(|weight| scaled(usable(weight).map_or(mean, |weight| weight / largest))).collect(),

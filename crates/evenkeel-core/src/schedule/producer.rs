@@ -98,6 +98,7 @@ impl SlotProducer {
     /// Returns the positions for the given next starts and the endpoint of the last turn.
     pub(super) fn positions(&self, starts: Vec<i64>, latest: Option<u32>) -> TurnPositions {
         let now = match (self.rule, latest.map(|latest| latest as usize)) {
+            // The clock of this rule is the weighted mean of the starts, so the starts alone determine it.
             (ScheduleRule::Eligible, _) => VirtualClock::new(starts.iter().copied(), self.total).now(),
             // An endpoint's next turn starts when its last one was due.
             (ScheduleRule::Literal, Some(latest)) => match (starts.get(latest), self.weights.get(latest)) {
@@ -118,6 +119,7 @@ impl SlotProducer {
 
     fn next_by_queue(&mut self) -> Option<u32> {
         if self.rule == ScheduleRule::Eligible {
+            // The turns that start in the current slot may be taken in it, so the clock advances afterwards.
             self.release();
             self.clock.tick();
         }
@@ -143,7 +145,9 @@ impl SlotProducer {
 
     /// Inserts every endpoint into its queue.
     fn enqueue_all(&mut self) {
+        // A cycle has 2^32 ticks and `total` turns.
         let (n, rate) = (self.entries.len(), self.total as f64 / TURN as f64);
+        // Ready turns are ordered by their due time, which is one turn after their start.
         let mut ready = TimingWheel::new(TURN, n, rate, READY_WIDTH);
         if self.rule == ScheduleRule::Literal {
             for (index, entry) in (0..).zip(&mut self.entries) {
@@ -172,6 +176,7 @@ impl SlotProducer {
                 at += 1;
                 continue;
             }
+            // `at` stays: the last turn moves to this position.
             let QueuedTurn { index, .. } = self.waiting.near.swap_remove(at);
             if let Some(entry) = self.entries.get_mut(index as usize) {
                 self.ready.push(index, entry);
@@ -186,6 +191,7 @@ impl SlotProducer {
         let is_last = self.divisor.is_some_and(|divisor| self.is_last(at, weight, index, divisor));
         let entry = self.entries.get_mut(index as usize)?;
         entry.start = at;
+        // The endpoint has all turns of this period. `enqueue` inserts it again.
         if is_last {
             self.ready.pop(turn);
         } else if self.rule == ScheduleRule::Literal {
@@ -194,6 +200,7 @@ impl SlotProducer {
             self.ready.pop(turn);
             self.waiting.push(index, entry);
         }
+        // Not reached with a divisor: a table has at most 2^16 turns. A rebase would insert finished endpoints again.
         if at > FAR_OUT || self.clock.parts > CLOCK_FAR_OUT {
             self.rebase(at / i64::from(weight));
         }
@@ -203,6 +210,7 @@ impl SlotProducer {
     /// Returns true if the turn due at `at` is the endpoint's last one of the period.
     fn is_last(&self, at: i64, weight: u32, index: u32, divisor: u64) -> bool {
         let served = self.first.get(index as usize).map_or(0, |&first| turns(first, at));
+        // An endpoint has weight/divisor turns per period. Multiplied out, nothing is rounded.
         served * divisor == u64::from(weight) * self.periods
     }
 
@@ -212,6 +220,7 @@ impl SlotProducer {
         for (entry, first) in self.entries.iter_mut().zip(&mut self.first) {
             let parts = ticks.wrapping_mul(i64::from(entry.weight));
             entry.start = entry.start.wrapping_sub(parts);
+            // `first` moves too, so that the number of turns does not change.
             *first = first.wrapping_sub(parts);
         }
         self.since.ticks = self.since.ticks.wrapping_sub(ticks);
@@ -264,6 +273,7 @@ impl TurnPositions {
         let Some((latest, &whole)) = latest.and_then(|i| Some((i, weights.get(i)?))) else {
             return Self::fresh(weights);
         };
+        // `turn` is at most a weight and has 32 bits, so the shift does not overflow.
         let turn = nth + 1;
         let (ticks, rest) = ((turn << 32) / u64::from(whole), (turn << 32) % u64::from(whole));
         let now =
@@ -271,6 +281,7 @@ impl TurnPositions {
         let start = |(index, &weight): (usize, &u32)| {
             // Turns due up to this time are done. Of those due exactly at it, the ones up to `latest` in list
             // order are done.
+            // Both factors have at most 32 bits.
             let (turns, whole) = (turn * u64::from(weight), u64::from(whole));
             let done =
                 if turns.is_multiple_of(whole) && index > latest { turns / whole - 1 } else { turns / whole };
@@ -350,6 +361,7 @@ impl VirtualClock {
     /// Returns true if the slot ends after this time.
     #[inline]
     fn has_passed(&self, start: i64, weight: u32) -> bool {
+        // Clock and weights need more than 64 bits together.
         i128::from(start) * i128::from(self.total) < i128::from(self.parts) * i128::from(weight)
     }
 
@@ -376,6 +388,7 @@ impl VirtualTime {
     /// Returns the time `parts/weight`.
     fn at(parts: i64, weight: i64) -> Self {
         let rest = i128::from(parts.rem_euclid(weight)) << 32;
+        // Euclidean division: times before the base are negative, but the fraction is not.
         Self { ticks: parts.div_euclid(weight), fraction: (rest / i128::from(weight)) as u32 }
     }
 
@@ -392,6 +405,7 @@ impl VirtualTime {
 
 /// Returns the number of turns between two starts. It is below 2^32: a run is replaced long before.
 pub(super) fn turns(from: i64, to: i64) -> u64 {
+    // Starts of an endpoint differ by whole turns, so the shift drops no bits.
     to.wrapping_sub(from).cast_unsigned() >> 32
 }
 

@@ -46,6 +46,7 @@ pub(super) struct TimingWheel {
 impl TimingWheel {
     /// Creates a wheel for endpoints with `rate` turns per tick in total, and `width` turns per bucket.
     pub(super) fn new(after: i64, endpoints: usize, rate: f64, width: usize) -> Self {
+        // A power of two, so that a mask selects the bucket.
         let buckets = (2 * endpoints / width).next_power_of_two();
         // A few endpoints share a single bucket.
         let rate = if buckets > 1 { rate / width as f64 } else { 0.0 };
@@ -79,6 +80,7 @@ impl TimingWheel {
     #[inline]
     fn chain(&mut self, bucket: i64, index: u32, entry: &mut QueueEntry) {
         let mask = self.heads.len().wrapping_sub(1);
+        // Two's complement makes the mask correct for buckets before the base too.
         if let Some(head) = self.heads.get_mut(bucket as usize & mask) {
             entry.next = mem::replace(head, index);
         }
@@ -90,6 +92,7 @@ impl TimingWheel {
         while self.bound <= last && self.far > 0 {
             self.drain(entries);
         }
+        // Raised even if no turn is far, so that turns pushed later for this time become near.
         self.bound = self.bound.max(last.saturating_add(1));
     }
 
@@ -118,6 +121,7 @@ impl TimingWheel {
         let mut later = None;
         while let Some(entry) = entries.get_mut(next as usize) {
             let turn = QueuedTurn::new(next, entry, self.after);
+            // Read before `chain`, which overwrites the link.
             next = entry.next;
             let own = turn.bucket(self.rate);
             if own == bucket {
@@ -174,6 +178,7 @@ impl TurnQueue {
 
     #[inline]
     fn pop_run(&mut self, turn: QueuedTurn) -> bool {
+        // An endpoint has at most one turn in the queue, so the index identifies it.
         self.run.pop_if(|last| last.index == turn.index).is_some()
     }
 
@@ -198,6 +203,7 @@ impl TurnQueue {
             mem::swap(&mut self.run, near);
             return;
         }
+        // Only parents are sifted; the leaves are heaps already.
         for at in (0..near.len().div_ceil(4)).rev() {
             if let Some(&turn) = self.wheel.near.get(at) {
                 self.sift_down(at, turn);
@@ -269,6 +275,7 @@ impl QueuedTurn {
     #[inline]
     fn new(index: u32, entry: &QueueEntry, after: i64) -> Self {
         let at = entry.start + after;
+        // The conversion is exact, since times stay below 2^53 (`FAR_OUT`). Only the division rounds.
         Self { ticks: at as f64 / f64::from(entry.weight), at, weight: entry.weight, index }
     }
 
