@@ -139,6 +139,7 @@ impl DependencyManager {
 
     /// Handles the result of a DNS lookup of `host`, which includes the port. After an error the last addresses stay in use.
     pub fn handle_resolved(&mut self, host: &str, addresses: Result<Vec<Address>, Status>) {
+        // The next update must walk: a DNS result may complete a config.
         self.eds_sources = None;
         let result = self.dns_results.entry(host.into()).or_default();
         match addresses {
@@ -168,11 +169,13 @@ impl DependencyManager {
             return DependencyUpdate { watches: None, outcome: DependencyOutcome::Config(config) };
         }
         self.eds_sources = None;
+        // Taken out for the time of the walk, which borrows them.
         let dns_results = std::mem::take(&mut self.dns_results);
         let mut walk = DependencyWalk::new(view, &dns_results);
         let outcome = match walk.routing_resources(&self.listener, &self.authority) {
             Err(status) => {
                 self.current = None;
+                // The clusters of calls in flight stay watched while the channel fails.
                 walk.clusters(held);
                 DependencyOutcome::Failed(status)
             }
@@ -181,6 +184,7 @@ impl DependencyManager {
                 // Until the clusters of new routes are known, the previous routes stay in use and their clusters are updated.
                 let before = self.current.as_deref().filter(|_| roots.is_none()).map(RoutingResources::of);
                 let roots = roots.or(before.filter(|roots| walk.clusters(&roots.virtual_host.clusters)));
+                // Visited last: the config is complete without them.
                 walk.clusters(held);
                 match roots {
                     Some(roots) => DependencyOutcome::Config(self.build_config(roots, &walk)),
@@ -210,6 +214,7 @@ impl DependencyManager {
                 let last = self.built.get(source)?;
                 let built =
                     EndpointsResult::from_view(source, view)?.build(last.cluster.as_ref(), Some(last));
+                // The cache may report a resource whose endpoints and note are unchanged.
                 if !Arc::ptr_eq(&built.set, &last.set) {
                     updated.push((source.clone(), built));
                 }
@@ -239,6 +244,7 @@ impl DependencyManager {
         let (clusters, resources) = (Arc::new(clusters), Arc::new(resources));
         let new = XdsConfig { listener, route_config, virtual_host, clusters, resources, note };
         let config = match self.current.take() {
+            // Identity is the change signal: equal parts keep the allocation of the last config.
             Some(current) if current.is_same(&new) => current,
             Some(current) if current.clusters.is_same(&new.clusters) => {
                 Arc::new(XdsConfig { clusters: current.clusters.clone(), ..new })
@@ -415,6 +421,7 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
     }
 
     fn resource_state(&mut self, kind: ResourceType, name: &str) -> ResourceState {
+        // Watched even if it is unknown: that is the way in which it arrives.
         self.watches.resources.insert((kind, name.to_owned()));
         self.view.resource_state(kind, name)
     }
@@ -453,6 +460,7 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
     fn clusters<'n>(&mut self, names: impl IntoIterator<Item = &'n Arc<str>>) -> bool {
         let mut is_complete = true;
         for name in names {
+            // Every cluster is visited, even after an incomplete one, so that all names are watched at once.
             self.discover(name);
             self.flatten(name);
             is_complete &= self.subtrees.get(name).is_some_and(|subtrees| subtrees.is_complete);
@@ -504,6 +512,7 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
                 Some(member) if on_path.contains(member) => {
                     let text =
                         format!("cluster {name:?}: aggregate clusters form a circle through {member:?}");
+                    // An error is final, so nothing is missing.
                     Some(ClusterSubtree { tree: Err(Status::unavailable(text)), is_complete: true })
                 }
                 Some(member) => {
@@ -549,8 +558,10 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
                 Err(status) => return ClusterSubtree { tree: Err(status.clone()), is_complete: true },
             };
             tree.height = tree.height.max(part.height.saturating_add(1));
+            // Depth first, and a duplicate keeps its first position (CDS-5).
             tree.leaves.extend(part.leaves.iter().filter(|leaf| listed.insert(*leaf)).cloned());
         }
+        // The limit applies to each subtree, so a cluster below an invalid aggregate may still be valid.
         if tree.height > MAX_DEPTH {
             let text = format!("cluster {name:?}: aggregate clusters are nested more than {MAX_DEPTH} deep");
             return ClusterSubtree { tree: Err(Status::unavailable(text)), is_complete: true };
@@ -613,6 +624,7 @@ impl EndpointsResult {
         };
         if let Some(last) = last
             && last.from.as_ref().map(Arc::as_ptr) == from.map(Arc::as_ptr)
+            // The note is compared too, since it is part of the set.
             && last.set.note == note
         {
             return BuiltEndpoints { cluster: cluster.cloned(), ..last.clone() };

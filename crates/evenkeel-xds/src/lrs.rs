@@ -171,6 +171,7 @@ impl LrsClient {
             Ok(response) => response,
             Err(error) => return warn(format!("a response cannot be decoded and is ignored: {error}")),
         };
+        // A changed interval counts from the last report.
         let (stream, last) = match &server.state {
             LrsStreamState::Waiting(stream) => (*stream, now),
             LrsStreamState::Reporting(stream, schedule) => (*stream, schedule.last),
@@ -255,6 +256,7 @@ impl LrsClient {
     /// Queues the actions that are due for a server. Returns false if the server is to be removed.
     fn poll_server(&mut self, uri: &Arc<str>, server: &mut LrsServer, now: Instant) -> bool {
         match &mut server.state {
+            // Also without clusters that report: the last report is still attempted (LRS-8).
             LrsStreamState::Down { retry_at } if *retry_at <= now => {
                 server.state = LrsStreamState::Opening(self.open(uri, server.attempts, now));
                 true
@@ -299,6 +301,7 @@ impl LrsClient {
                     self.effects.push(LrsEffect::Send { stream, request: Box::new(request) });
                 }
                 if is_closing {
+                    // The driver writes the last report before it half-closes the stream.
                     self.effects.push(LrsEffect::Close { stream });
                 }
                 !is_closing

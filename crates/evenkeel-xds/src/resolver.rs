@@ -133,6 +133,7 @@ impl XdsResolver {
         let cluster_changes = self.active.changes();
         let is_same_held = cluster_changes == self.cluster_changes && subscribed == self.subscribed;
         let changed = match changed {
+            // The shortcut is valid only for the clusters of the last walk.
             ChangedResources::Endpoints(_) if is_same_held && self.config.is_some() => changed,
             _ => {
                 self.cluster_changes = cluster_changes;
@@ -153,6 +154,7 @@ impl XdsResolver {
                 self.finish_update(Ok(route), is_same)
             }
             DependencyOutcome::Failed(status) => {
+                // `clusters` stays, since calls in flight still use it.
                 self.config = None;
                 // Calls do not fail with the status codes of the control plane (A54).
                 let status = match &self.target {
@@ -175,6 +177,7 @@ impl XdsResolver {
     fn config_selector(&self, config: &XdsConfig) -> Arc<ConfigSelector> {
         if let (Some(Ok(selector)), Some(last)) = (&self.route, &self.config)
             && Arc::ptr_eq(&last.listener, &config.listener)
+            // Other virtual hosts of the route configuration do not concern this channel.
             && Arc::ptr_eq(&last.virtual_host, &config.virtual_host)
         {
             return selector.clone();

@@ -37,6 +37,7 @@ impl AuthorityState {
                 all.push(AdsServer::new(Arc::clone(config)));
                 all.len().saturating_sub(1)
             });
+            // A server that is listed twice is no fallback for itself.
             if !servers.contains(&index) {
                 servers.push(index);
             }
@@ -51,6 +52,7 @@ impl AuthorityState {
 
     /// Returns the indexes of the servers in use, with the active one last.
     pub(super) fn in_use(&self) -> &[usize] {
+        // The servers above the active one stay in use: they are still retried (FB-2).
         self.servers.get(..=self.active).unwrap_or(&self.servers)
     }
 

@@ -91,9 +91,11 @@ impl ResourceEntry {
     /// Stores a received resource and clears the error. Equal bytes from the same server are the same resource, which
     /// then keeps its allocation (ADS-10).
     pub(super) fn accept(&mut self, new: CachedResource) -> CacheChange {
+        // Also for equal bytes: the next valid update clears the error (CSDS-4).
         let recovered = self.error.take().is_some();
         self.held_until = None;
         match &mut self.cached {
+            // The same bytes from another server may parse to another result, since features and the LRS server differ.
             Some(old) if old.raw == new.raw && old.from == new.from => {
                 old.version = new.version;
                 old.at = new.at;
@@ -129,6 +131,7 @@ impl ResourceEntry {
         let error = self.error.as_ref().map(|error| &error.status).or(failure).cloned();
         match &self.cached {
             Some(cached) => ResourceState { value: Some(Ok(cached.resource.clone())), ambient: error },
+            // Without a cached resource the error takes its place and is not ambient (DE-1).
             None => ResourceState { value: error.map(Err), ambient: None },
         }
     }
@@ -157,6 +160,7 @@ impl ResourceEntry {
 
     /// Returns true if the resource is neither cached nor known to be absent (A71).
     pub(super) fn is_missing(&self) -> bool {
+        // A rejected or late resource may exist on the next server, so it is missing (FB-1).
         let known_absent = self.error.as_ref().is_some_and(|error| {
             matches!(
                 error.kind,

@@ -16,6 +16,7 @@ impl AdsClient {
         let server = &mut self.servers[server];
         if matches!(server.stream_state, AdsStreamState::Opening { .. }) {
             server.stream_state = AdsStreamState::Open(Box::new(AdsStream::new(id)));
+            // After a failure only a response makes the server connected again (XM-1).
             server.stats.connected = server.failure.is_none();
             self.effects.push_back(AdsEffect::Read { stream: id });
         }
@@ -23,6 +24,7 @@ impl AdsClient {
 
     pub(super) fn handle_written(&mut self, server: usize, now: Instant) {
         if let Some(stream) = self.servers[server].stream_mut() {
+            // The resource timers start when the request is on the wire (FM-3).
             let added = stream.handle_written();
             self.start_resource_timers(server, added, now);
         }
@@ -45,6 +47,7 @@ impl AdsClient {
     /// Handles the expiry of a resource timer (DE-4). Only timers of the active server count.
     pub(super) fn handle_resource_timeout(&mut self, server: usize, key: &ResourceKey, now: Instant) {
         let unanswered = self.cache.get(key).is_some_and(ResourceEntry::is_requested);
+        // Timers of a server that is not active have no effect; `return_to` starts them again.
         if !unanswered || !self.authorities[key.authority].is_active(server) {
             return;
         }
@@ -79,6 +82,7 @@ impl AdsClient {
             Some(_) => {
                 let until = self.servers[server].reopen_at(now, &mut self.rng);
                 if until > now {
+                    // Not a failure: subscribers see no error while the stream is reopened (FM-1).
                     self.servers[server].stream_state = AdsStreamState::BackingOff { until };
                 } else {
                     self.open(server, now);
@@ -112,12 +116,14 @@ impl AdsClient {
         let before = mem::take(&mut self.changed);
         self.handle_response(server, bytes, now);
         self.reconcile(now);
+        // The response may have failed the stream, or the pass closed it.
         if let Some(stream) = self.servers[server].stream_mut().filter(|stream| stream.id == id) {
             stream.pending = self.changed.keys().copied().collect();
             if stream.pending.is_empty() {
                 self.effects.push_back(AdsEffect::Read { stream: id });
             }
         }
+        // Added after `pending` is set: a subscriber with earlier changes alone does not delay the next read.
         for (subscriber, changed) in before {
             self.notify([subscriber], &changed);
         }

@@ -95,6 +95,7 @@ impl ChangedResources {
     pub fn add(&mut self, other: ChangedResources) {
         match (self, other) {
             (ChangedResources::Endpoints(names), ChangedResources::Endpoints(others)) => names.extend(others),
+            // The union of an unknown set with any other is unknown.
             (changed, _) => *changed = ChangedResources::Anything,
         }
     }
@@ -102,6 +103,7 @@ impl ChangedResources {
     /// Returns the change that an update of this resource causes.
     fn of(key: &ResourceKey) -> ChangedResources {
         match key.kind {
+            // Endpoints refer to no other resource, so their change leaves the dependencies as they are.
             ResourceType::Endpoints => ChangedResources::Endpoints([key.name.clone()].into()),
             ResourceType::Listener | ResourceType::RouteConfig | ResourceType::Cluster => {
                 ChangedResources::Anything
@@ -343,6 +345,7 @@ impl AdsClient {
         if !self.subscribers.contains_key(&id) {
             return;
         }
+        // Invalid names are not watched. `resource_state` returns their error.
         let keys = names.into_iter().filter_map(|(kind, name)| self.key(kind, &name).ok()).collect();
         self.replace(id, keys, now);
     }
@@ -352,6 +355,7 @@ impl AdsClient {
         self.replace(id, BTreeSet::new(), now);
         self.subscribers.remove(&id);
         self.changed.remove(&id);
+        // A removed subscriber must not block the next read (ADS-9).
         self.processed(id);
     }
 
@@ -417,6 +421,7 @@ impl AdsClient {
                 }
             }
         }
+        // Before the pass, which evicts and notifies.
         self.expire_deleted(now);
         self.reconcile(now);
     }
@@ -490,6 +495,7 @@ impl AdsClient {
         for key in keys.difference(&before) {
             let entry = self.cache.entry(key.clone()).or_default();
             entry.subscribers.insert(id);
+            // A further subscriber needs no request, since the name is subscribed already (ADS-2).
             if entry.subscribers.len() == 1 {
                 self.mark_dirty(key.authority, key.kind);
             }
@@ -498,6 +504,7 @@ impl AdsClient {
             let Some(entry) = self.cache.get_mut(key) else { continue };
             entry.subscribers.remove(&id);
             if !entry.is_watched() {
+                // The pass evicts the entry once no server is subscribed to it (fault 17).
                 self.orphans.insert(key.clone());
                 self.mark_dirty(key.authority, key.kind);
             }

@@ -19,6 +19,7 @@ use crate::resource::ResourceType;
 impl AdsClient {
     pub(super) fn reconcile(&mut self, now: Instant) {
         let mut used = vec![false; self.servers.len()];
+        // All authorities first, since they share servers (FED-4): one that uses a server keeps its stream open.
         for authority in 0..self.authorities.len() {
             self.reconcile_authority(authority, &mut used);
         }
@@ -27,15 +28,18 @@ impl AdsClient {
             if used && idle {
                 self.open(server, now);
             } else if !used && !idle {
+                // Read before `enter_idle` drops the stream.
                 let stream = self.servers[server].stream_id();
                 self.effects.extend(stream.map(|stream| AdsEffect::Close { stream }));
                 self.servers[server].enter_idle();
             }
             self.send_due_requests(server);
         }
+        // After the requests: an entry is evicted once no server is subscribed to it.
         self.evict_unwatched();
         let cache = &self.cache;
         self.deleted.retain(|key| cache.get(key).and_then(ResourceEntry::held_until).is_some());
+        // Last, since the servers in use determine the combined failure.
         for authority in 0..self.authorities.len() {
             self.update_failure(authority);
         }
@@ -55,6 +59,7 @@ impl AdsClient {
             && self.entries(index).any(is_missing)
             && self.authorities[index].fall_back(|server| failing[server])
         {
+            // The next server receives all subscriptions (FB-2).
             for kind in ResourceType::ALL {
                 self.mark_dirty(index, kind);
             }
@@ -77,6 +82,7 @@ impl AdsClient {
     /// Sends the next request of a stream, if one is due.
     fn send_due_requests(&mut self, server: usize) {
         while let Some(kind) = self.servers[server].stream().and_then(AdsStream::due) {
+            // A type may turn out to need no request. `change` has cleared `dirty` then, so the loop ends.
             if self.send_due_request(server, kind) {
                 return;
             }
@@ -86,6 +92,7 @@ impl AdsClient {
     fn send_due_request(&mut self, index: usize, kind: ResourceType) -> bool {
         let request = match self.variant {
             XdsVariant::StateOfTheWorld => None,
+            // An ACK has a request of its own, before any change of the subscription (`delta_ack`).
             XdsVariant::Delta => self.servers[index].stream_mut().and_then(|stream| stream.delta_ack(kind)),
         };
         let Some(request) = request.or_else(|| self.names_request(index, kind)) else { return false };
@@ -153,6 +160,7 @@ impl AdsClient {
             self.servers.iter().any(|server| server.stream().is_some_and(|stream| stream.is_subscribed(key)))
         };
         let is_watched = |key: &ResourceKey| self.cache.get(key).is_some_and(ResourceEntry::is_watched);
+        // Names that are watched again are no orphans any more.
         let (held, settled): (BTreeSet<ResourceKey>, _) = mem::take(&mut self.orphans)
             .into_iter()
             .filter(|key| !is_watched(key))
@@ -171,12 +179,14 @@ impl AdsClient {
     fn update_failure(&mut self, index: usize) {
         let authority = &self.authorities[index];
         let failure = self.is_in_use(index).then(|| authority.combined_failure(&self.servers)).flatten();
+        // Compared with the failure that subscribers were notified of, since the pass runs after every event.
         if failure == authority.failure {
             return;
         }
         self.authorities[index].failure = failure;
         let mut changed = BTreeSet::new();
         for (_, entry) in self.entries(index) {
+            // An error of the resource takes precedence over the failure, so these subscribers see no change.
             if entry.error().is_none() {
                 changed.extend(&entry.subscribers);
             }

@@ -92,6 +92,7 @@ impl ResponseItem {
             return ResponseItem { name: None, version: version.to_owned(), body: Ok(any) };
         }
         match Wrapper::decode(&*any.value) {
+            // In state of the world the version is that of the response, not that of the wrapper.
             Ok(wrapper) => ResponseItem { version: version.to_owned(), ..ResponseItem::of_wrapper(wrapper) },
             Err(error) => {
                 let why = format!("the wrapper cannot be decoded: {error}");

@@ -170,6 +170,7 @@ impl AdsServer {
         self.lost_at = None;
         self.failure = None;
         self.stats.connected = true;
+        // The next failure is logged even if its text is that of the last one.
         self.last_warnings.remove(&WarningKind::Failure);
     }
 
@@ -228,6 +229,7 @@ impl AdsServer {
             let probe = Backoff { initial: interval, multiplier: 1.0, ..backoff.clone() };
             return now + probe.wait(0, rng);
         }
+        // Probes leave `attempts` unchanged: only other failures lengthen the backoff.
         let wait = backoff.wait(self.attempts, rng);
         self.attempts = self.attempts.saturating_add(1);
         now + wait

@@ -97,6 +97,7 @@ pub(super) struct RequestFields<'a> {
 
 impl AdsStream {
     pub(super) fn new(id: AdsStreamId) -> AdsStream {
+        // A new stream sends all names again (ADS-7), so every type starts dirty.
         let type_state = || ResourceTypeState { dirty: true, ..ResourceTypeState::default() };
         AdsStream {
             id,
@@ -117,6 +118,7 @@ impl AdsStream {
     /// Records a response and queues its ACK. An `Err` verdict queues a NACK with that text.
     pub(super) fn queue_ack(&mut self, kind: ResourceType, nonce: String, verdict: Result<(), String>) {
         let type_state = self.type_state(kind);
+        // Stored for an invalid response too: the NACK refers to it, and later requests of the type repeat it (ADS-4).
         type_state.nonce = nonce;
         type_state.ack = Some(verdict.map_or_else(PendingAck::Nack, |()| PendingAck::Ack));
     }
@@ -129,18 +131,21 @@ impl AdsStream {
     /// Returns true if the server may still have this name in its subscription.
     pub(super) fn is_subscribed(&self, key: &ResourceKey) -> bool {
         let asked = self.types.get(&key.kind).is_some_and(|type_state| type_state.subscribed.contains(key));
+        // Until the request is written, the server still has the removed names.
         asked || self.in_flight.as_ref().is_some_and(|request| request.removed.contains(key))
     }
 
     /// Returns the subscribed names of this type whose request has been written.
     pub(super) fn written(&self, kind: ResourceType) -> impl Iterator<Item = &ResourceKey> {
         let asked = self.types.get(&kind).into_iter().flat_map(|type_state| &type_state.subscribed);
+        // The server did not read names of the request in flight, so their absence means nothing.
         asked.filter(|key| self.in_flight.as_ref().is_none_or(|request| !request.added.contains(*key)))
     }
 
     /// Handles the end of a write. Returns the added names without a resource timer.
     pub(super) fn handle_written(&mut self) -> BTreeSet<ResourceKey> {
         let mut added = self.in_flight.take().map(|request| request.added).unwrap_or_default();
+        // A name that was subscribed again keeps its running timer.
         added.retain(|key| !self.timers.contains_key(key));
         added
     }
@@ -164,6 +169,7 @@ impl AdsStream {
             self.types.get(*kind).is_some_and(|type_state| type_state.dirty || type_state.ack.is_some())
         };
         let kinds = &ResourceType::ALL;
+        // `ALL` is sorted, so this starts after the type of the last request.
         let after_last = kinds.iter().skip_while(|kind| self.last.is_some_and(|last| **kind <= last));
         after_last.chain(kinds).find(is_due).copied()
     }
@@ -189,6 +195,7 @@ impl AdsStream {
         kind: ResourceType,
         wanted: RequestFields<'_>,
     ) -> Option<AdsRequest> {
+        // Read before `send`, which marks the type as requested.
         let node = self.node(wanted.node);
         let type_state = self.type_state(kind);
         let change = type_state.change(&wanted.names);
@@ -197,6 +204,7 @@ impl AdsStream {
         }
         let names =
             |keys: &BTreeSet<ResourceKey>| keys.iter().map(|key| key.name.as_ref().to_owned()).collect();
+        // Versions are part of the first request of a type only; later ones list changes.
         let versions = if type_state.requested { BTreeMap::new() } else { wanted.versions };
         let request = DeltaDiscoveryRequest {
             node,
@@ -221,12 +229,14 @@ impl AdsStream {
             names.retain(|key| !resubscribed.contains(key));
         }
         let change = type_state.change(&names);
+        // The names that the ACK omits follow in the next request.
         type_state.dirty = ack.is_some() && !resubscribed.is_empty();
         if change.is_empty() && ack.is_none() {
             return None;
         }
         type_state.unsubscribed.extend(change.removed.iter().cloned());
         let request = DiscoveryRequest {
+            // The last accepted version, also in a NACK (ADS-4).
             version_info: wanted.version,
             node,
             resource_names: names.iter().map(|key| key.name.as_ref().to_owned()).collect(),
@@ -267,6 +277,7 @@ impl AdsStream {
 impl ResourceTypeState {
     /// Returns the removed names that are watched again and were not received since.
     fn resubscribed(&mut self, wanted: &RequestFields<'_>) -> BTreeSet<ResourceKey> {
+        // A name that was received since needs no second subscription.
         self.unsubscribed.retain(|key| !wanted.names.contains(key) || wanted.unanswered.contains(key));
         if self.unsubscribed.len() > MAX_UNSUBSCRIBED {
             self.unsubscribed.retain(|key| wanted.names.contains(key));

@@ -29,6 +29,7 @@ impl AdsClient {
                 return self.fail_stream(server, &format!("sent what is no response: {error}"), now);
             }
         };
+        // Any response that can be decoded ends the failure (FM-2), even if its type is unknown.
         self.servers[server].recover();
         let Some(stream) = self.servers[server].stream_mut() else { return };
         stream.responded = true;
@@ -51,6 +52,7 @@ impl AdsClient {
             let text = format!("xDS server {uri:?} sent what cannot be used as {kind}: {why}{node}");
             self.warn(server, WarningKind::Rejected(kind), text);
         } else {
+            // Only an accepted response changes the version that later requests carry (ADS-4).
             self.servers[server].handle_accepted(kind, version);
         }
         if let Some(stream) = self.servers[server].stream_mut() {
@@ -103,6 +105,7 @@ impl AdsClient {
         for error in &response.errors {
             self.receive_error(server, kind, error, now);
         }
+        // A resource with an error is not deleted, although the response omits it.
         let named = response.errors.iter().filter_map(|error| error.resource_name.as_ref());
         mentioned.extend(named.filter_map(|name| self.key(kind, &name.name).ok()));
         let removed = match self.variant {
@@ -119,6 +122,7 @@ impl AdsClient {
             self.remove(server, key, now);
         }
         let cache = &self.cache;
+        // A resource that was received or has an error needs no timer.
         if let Some(stream) = self.servers[server].stream_mut() {
             stream.timers.retain(|key, _| cache.get(key).is_some_and(ResourceEntry::is_requested));
         }
@@ -145,10 +149,12 @@ impl AdsClient {
             let key = name.and_then(|name| self.key(kind, name).ok());
             let is_new = key.as_ref().is_none_or(|key| sorted.mentioned.insert(key.clone()));
             match (item, key) {
+                // The first of two is used; the second leads to the NACK.
                 (Ok(_), Some(_)) if !is_new => {
                     sorted.problems.push((label, "stands twice in the response".to_owned()));
                 }
                 (Ok(received), Some(key)) => sorted.valid.push((key, received)),
+                // A resource that cannot be subscribed is ignored (ADS-6).
                 (Ok(_), None) => {}
                 (Err(invalid), key) => {
                     sorted.problems.push((label, invalid.why.clone()));
@@ -166,6 +172,7 @@ impl AdsClient {
         }
         for kind in ResourceType::ALL {
             self.mark_dirty(authority, kind);
+            // Timers that expired while the server was not active had no effect, so they start again.
             let stream = self.servers[server].stream();
             let written = stream.into_iter().flat_map(|stream| stream.written(kind));
             let here = written.filter(|key| key.authority == authority).cloned().collect();
@@ -182,6 +189,7 @@ impl AdsClient {
 
     fn accept(&mut self, server: usize, key: &ResourceKey, received: ReceivedResource, now: Instant) {
         let ReceivedResource { resource, raw, version, warnings, .. } = received;
+        // Late data of an inactive server is ignored (FB-3), and so are unknown names (ADS-6).
         if !self.is_authoritative(server, key) {
             return;
         }
@@ -226,6 +234,7 @@ impl AdsClient {
         if detail.code == 0 || !self.is_authoritative(server, &key) {
             return;
         }
+        // Other codes are transient errors (DE-1).
         let about_data = matches!(detail.code, NOT_FOUND | PERMISSION_DENIED);
         let old = if about_data { self.after_data_error(server) } else { CacheRetention::Keep };
         let status = self.resource_context(server, &key).reported(detail.code, &detail.message);
@@ -281,6 +290,7 @@ impl AdsClient {
         let due: Vec<ResourceKey> = self.deleted.iter().filter(due).cloned().collect();
         for key in due {
             let Some(entry) = self.cache.get(&key) else { continue };
+            // CSDS shows the time of the deletion, not that of its expiry.
             let (is_watched, at) = (entry.is_watched(), entry.error().map_or(now, |error| error.at));
             let Some(server) = entry.cached().map(|valid| valid.from) else { continue };
             let context = self.resource_context(server, &key);
@@ -321,6 +331,7 @@ impl AdsClient {
     fn change(&mut self, server: usize, key: &ResourceKey, change: impl FnOnce(&mut ResourceEntry) -> bool) {
         let Some(entry) = self.cache.get_mut(key) else { return };
         let before = entry.is_deletion_ignored();
+        // An unchanged state does not notify subscribers (ADS-10).
         let notified = if change(entry) { entry.subscribers.clone() } else { BTreeSet::new() };
         let after = entry.is_deletion_ignored();
         self.notify(notified, &ChangedResources::of(key));
