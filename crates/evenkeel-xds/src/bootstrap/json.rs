@@ -54,6 +54,7 @@ pub(super) fn report_duplicate_keys(text: &str, problems: &mut ValidationErrors)
             }
             b'"' => {
                 while let Some(byte) = bytes.get(at).filter(|byte| **byte != b'"') {
+                    // A backslash escapes the next character, possibly a quote, so both are skipped.
                     at = at.saturating_add(if *byte == b'\\' { 2 } else { 1 });
                 }
                 at = at.saturating_add(1);

@@ -169,6 +169,7 @@ impl Bootstrap {
         let variable = |name| variable(name).filter(|value| !value.is_empty());
         if let Some(file) = variable(BOOTSTRAP_FILE_ENV) {
             let source = BootstrapSource::File(file.clone());
+            // An unreadable file is an error. The JSON variable is no fallback for it (BS-1).
             return match read(&file) {
                 Ok(text) => read_text(&text, source),
                 Err(error) => Err(BootstrapError { source, kind: BootstrapErrorKind::Unreadable(error) }),
@@ -347,6 +348,7 @@ impl BootstrapReader {
         }
         let credentials = self.credentials(&server);
         let features = server.list("server_features", &mut self.problems).unwrap_or_default();
+        // Entries of other JSON types are ignored (BS-3).
         let has = |feature: &str| features.iter().any(|value| value.as_str() == Some(feature));
         if server.list("call_creds", &mut self.problems).is_some_and(|list| !list.is_empty()) {
             self.ignore(&path.field("call_creds"), "call credentials (A97) are not supported and not sent");
@@ -376,6 +378,7 @@ impl BootstrapReader {
                 entries.push((kind, entry));
             }
         }
+        // The first supported entry is used, after the whole list was validated (BS-2).
         for (kind, entry) in &entries {
             match *kind {
                 "insecure" => return Some(ChannelCredentials::Insecure),

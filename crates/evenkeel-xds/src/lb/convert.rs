@@ -134,6 +134,7 @@ fn weighted_round_robin(
 ) -> Result<Value, ConversionError> {
     let mut settings = JsonSettings::new();
     put(&mut settings, "enableOobLoadReport", message.enable_oob_load_report);
+    // The error is returned at the end, so that all invalid fields are reported (VAL-X1).
     let mut invalid = None;
     for (field, name, value) in [
         ("oob_reporting_period", "oobReportingPeriod", message.oob_reporting_period),

@@ -320,6 +320,7 @@ impl ConversionContext<'_> {
     /// Converts a list to a list with one entry, the first supported one. Later entries are not tried if that
     /// one is invalid (A52).
     fn list(&mut self, list: &LoadBalancingPolicy) -> Result<Value, ConversionError> {
+        // 16 nested lists are accepted, the seventeenth is rejected (REG-4).
         if self.depth >= MAX_DEPTH {
             self.diagnostics
                 .problem(self.path, format!("lists of policies are nested more than {MAX_DEPTH} deep"));
@@ -361,6 +362,7 @@ impl ConversionContext<'_> {
             return Err(ConversionError::Unsupported(message.to_owned()));
         };
         let converted = convert(&any.value, &mut self.at(&path, self.depth));
+        // The NACK needs a reason, even if the converter reports none.
         if converted == Err(ConversionError::Invalid) && self.diagnostics.problems.is_empty() {
             self.diagnostics.problem(&path, "its converter refuses it and does not say why");
         }

@@ -52,6 +52,7 @@ impl AddressBatch {
             },
             _ => false,
         };
+        // Strictly ascending: equal neighbours are duplicates.
         let is_each_once = self.v4.is_sorted_by(|a, b| a < b) && self.v6.is_sorted_by(|a, b| a < b);
         !is_each_once || others.any(has)
     }

@@ -56,6 +56,7 @@ pub(super) fn parse(
 ) -> Result<ParsedResource, RejectedResource> {
     let root = FieldPath::root();
     let assignment = root.field("load_assignment");
+    // Field 33 is `load_assignment`.
     wire::check(bytes, &[33], &assignment, &wire::endpoint_limits(&parser.limits))?;
     let message: Message = fields::decode(bytes)?;
     let mut reader = ResourceReader::new(parser, from);
@@ -76,6 +77,7 @@ fn cluster(message: &Message, from: &ServerConfig, reader: &mut ResourceReader<'
     let members = members(message, &name, reader);
     // Read every part before returning: all validation errors are reported together (A40).
     let is_aggregate = matches!(members, Some(ClusterMembers::Clusters(_)));
+    // The policy of an aggregate is ignored (CDS-7), so it is not validated either.
     let lb_policy = if is_aggregate { None } else { lb_policy(message, reader) };
     let max_concurrent_requests = circuit_breakers(message.circuit_breakers.as_ref(), reader);
     let outlier_detection =
@@ -323,6 +325,7 @@ fn outlier_detection(message: &OutlierDetection, reader: &mut ResourceReader<'_>
         base_ejection_time,
         max_ejection_time,
         max_ejection_percent: message.max_ejection_percent.unwrap_or(unset.max_ejection_percent),
+        // An enforcement of 0 turns the algorithm off (OD-3).
         success_rate_ejection: Some(success_rate).filter(|rate| rate.enforcement_percentage > 0),
         failure_percentage_ejection: Some(failure).filter(|rate| rate.enforcement_percentage > 0),
     }
@@ -362,6 +365,7 @@ fn load_reporting(
             }
         }
     }
+    // `*` includes every name. Equal settings then share their counters (LRS-12).
     if metrics.all_named {
         metrics.named.clear();
     }

@@ -217,6 +217,7 @@ impl<'a> EndpointsReader<'a> {
             }
             return;
         };
+        // After the check of the weight: a skipped locality must not close a gap in the priorities.
         let priority = priorities.entry(message.priority).or_default();
         if priority.weights.add_overflows(weight) {
             let text = format!(
@@ -235,6 +236,7 @@ impl<'a> EndpointsReader<'a> {
             zone: locality.zone.clone(),
             sub_zone: locality.sub_zone.clone(),
         };
+        // Policies compare localities by allocation first, so an unchanged one is reused.
         let locality = self.before.locality(&locality).cloned().unwrap_or_else(|| Arc::new(locality));
         if !priority.localities.insert(locality.clone()) {
             let name = quoted(&locality.to_string());
@@ -250,10 +252,12 @@ impl<'a> EndpointsReader<'a> {
                 if weights.add_overflows(known.weight().unwrap_or(1)) {
                     self.reader.problem(&path, "is too heavy");
                 }
+                // Its addresses are compared with all others at the end.
                 self.known.push(known);
                 priority.endpoints.push(known.clone());
                 continue;
             }
+            // Only the fast reader uses it: the thorough one needs field paths.
             if let DuplicateCheck::Deferred(addresses) = &mut self.addresses
                 && let Some(plain) = plain_endpoint::read(bytes)
             {
@@ -299,6 +303,7 @@ impl<'a> EndpointsReader<'a> {
             self.reader.problem(&path.field("additional_addresses"), text);
             return None;
         }
+        // All addresses are read before one that is missing ends the function (VAL-X1).
         let first = self.address(endpoint.address.as_ref(), &path.field("address"));
         let further_path = path.field("additional_addresses");
         let further: Vec<Option<SocketAddr>> = further

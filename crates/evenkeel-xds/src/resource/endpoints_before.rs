@@ -50,17 +50,20 @@ impl<'a> PreviousEndpoints<'a> {
             if message.load_balancing_weight.is_none_or(|weight| weight == 0) {
                 continue;
             }
+            // Accepted priorities have no gap, so the number is the index.
             let list = lists.get_mut(message.priority as usize)?;
             let callable = all.into_iter().filter(|endpoint| is_callable(endpoint));
             let endpoints = callable.map(|bytes| Some((bytes, list.next()?))).collect::<Option<_>>()?;
             localities.push(PreviousLocality { message, endpoints });
         }
+        // Endpoints that are left over mean that bytes and set do not match.
         lists.iter_mut().all(|list| list.next().is_none()).then_some(PreviousEndpoints { localities })
     }
 
     /// Returns the previous form of each endpoint of a locality, if there is one. `message` is the locality
     /// without endpoints.
     pub(super) fn find(&self, message: &LocalityLbEndpoints, all: &[&[u8]]) -> Vec<Option<&'a Endpoint>> {
+        // The weight is part of the comparison: an endpoint stores the weight of its locality.
         let known = self.localities.iter().find(|known| known.message == *message);
         let Some(PreviousLocality { endpoints, .. }) = known else { return vec![None; all.len()] };
         let mut old = &endpoints[..];
@@ -74,6 +77,7 @@ impl<'a> PreviousEndpoints<'a> {
             missed = if at.is_some() { 0 } else { missed.saturating_add(1) };
             if missed > MAX_LOOKAHEAD {
                 // The order differs, so find the others by their bytes.
+                // Each old endpoint is used once. A duplicate is parsed, and its address is rejected.
                 let mut by_bytes: HashMap<&[u8], &Endpoint> = old.iter().copied().collect();
                 let rest: Vec<_> = all.iter().skip(found.len()).map(|bytes| by_bytes.remove(bytes)).collect();
                 found.extend(rest);

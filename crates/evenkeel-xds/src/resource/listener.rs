@@ -74,6 +74,7 @@ fn manager(
     };
     let manager = api.api_listener.as_ref();
     let bytes = manager.map_or(&[][..], |any| &any.value);
+    // Field 4 is `route_config`.
     if let Some((field, text)) = wire::exceeded_limit(bytes, &[4], &wire::route_limits(&reader.parser.limits))
     {
         reader.problem(&path.field("route_config").field(field), text);

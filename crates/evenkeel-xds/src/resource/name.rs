@@ -62,6 +62,7 @@ impl ResourceName {
             Ok(ResourceName { canonical: text.into(), authority: None })
         };
         let name = name.map_err(fail)?;
+        // Percent-encoding can triple the length.
         if name.canonical.len() > limit {
             let bytes = name.canonical.len();
             return Err(fail(format!("has {bytes} bytes when percent-encoded; at most {limit} are allowed")));
@@ -122,6 +123,7 @@ pub(crate) fn is_xdstp(text: &str) -> bool {
 fn parse_xdstp(kind: ResourceType, text: &str) -> Result<ResourceName, String> {
     let form = "expected xdstp://AUTHORITY/TYPE/ID";
     let rest = text.strip_prefix("xdstp://").ok_or(form)?;
+    // Directives are no part of the name.
     let rest = rest.split_once('#').map_or(rest, |(name, _directives)| name);
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, path) = rest.split_once('/').ok_or(form)?;
@@ -152,6 +154,7 @@ fn parse_xdstp(kind: ResourceType, text: &str) -> Result<ResourceName, String> {
 
 /// Parses context parameters, sorted by key (TP1 "Normalization").
 fn parameters(query: &str) -> Result<BTreeMap<String, String>, String> {
+    // Sorted, since the order of context parameters has no meaning (FED-3).
     let mut parameters = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));

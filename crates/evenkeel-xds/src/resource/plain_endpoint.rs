@@ -90,6 +90,7 @@ pub(super) fn read(mut bytes: &[u8]) -> Option<PlainEndpoint> {
     let (mut endpoint, mut health_status, mut weight, mut has_metadata) = (None, None, None, false);
     while let Some(tag) = next(&mut bytes) {
         match tag {
+            // A repeated field is not plain: the decoder merges messages and keeps the last number.
             ENDPOINT if endpoint.is_none() => endpoint = Some(message(&mut bytes)?),
             HEALTH_STATUS if health_status.is_none() => health_status = Some(number(&mut bytes)?),
             WEIGHT if weight.is_none() => weight = Some(wrapped(message(&mut bytes)?)?),
@@ -111,6 +112,7 @@ fn skip_metadata(mut bytes: &[u8]) -> Option<()> {
     let (namespace_in_use, _) = HASH_KEY;
     while let Some(tag) = next(&mut bytes) {
         let (namespace, mut fields) = (tag == MAP_ENTRY).then(|| map_entry(&mut bytes))??;
+        // May contain the hash key, which only the decoder reads.
         if namespace == namespace_in_use.as_bytes() {
             return None;
         }
@@ -167,6 +169,7 @@ fn socket_address(mut bytes: &[u8]) -> Option<SocketAddr> {
 fn wrapped(mut bytes: &[u8]) -> Option<u32> {
     let tag = next(&mut bytes)?;
     let value = number(&mut bytes)?;
+    // A weight of 0 is an error (VAL-E6), which needs the field path of the thorough reader.
     (tag == VALUE && value > 0 && bytes.is_empty()).then_some(value)
 }
 
@@ -211,6 +214,7 @@ fn number(bytes: &mut &[u8]) -> Option<u32> {
         let byte = next(bytes)?;
         number |= u64::from(byte & 0x7f) << shift;
         if byte < 0x80 {
+            // Five bytes have 35 bits; a larger number is not plain.
             return u32::try_from(number).ok();
         }
     }
@@ -239,6 +243,7 @@ fn octet(text: &mut &[u8]) -> Option<u32> {
     let digit = |byte: &u8| u32::from(byte & 0xf);
     let decimal = |number: u32, digit: u32| number.saturating_mul(10).saturating_add(digit);
     let (octet, rest) = match text {
+        // Numbers with leading zeros are invalid, as in the standard library.
         [a @ b'1'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9', rest @ ..] => {
             (decimal(decimal(digit(a), digit(b)), digit(c)), rest)
         }

@@ -49,6 +49,7 @@ impl RegexCache {
         loop {
             match build(pattern, whole, size) {
                 Ok(regex) => {
+                    // The compiled size is unknown, so the limit of the attempt is charged.
                     self.left = self.left.saturating_sub(size);
                     self.known.insert(key, regex.clone());
                     return Ok(regex);

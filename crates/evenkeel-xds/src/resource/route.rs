@@ -160,6 +160,7 @@ fn route(
 ) -> Option<Route> {
     let at = path.field("match");
     let matching = reader.required(message.r#match.as_ref(), &at)?;
+    // A skipped route is not validated further (VAL-R2).
     if !matching.query_parameters.is_empty() {
         reader.warn(&at.field("query_parameters"), "never match in gRPC: the route is skipped");
         return None;
@@ -170,5 +171,6 @@ fn route(
         return None;
     }
     let overrides = filters::overrides(&message.typed_per_filter_config, path, reader);
+    // Every part is read before `?` returns, so that all errors are reported (VAL-X1).
     Some(Route { name: message.name.clone(), matches: matches?, action: action.ok()?, overrides })
 }

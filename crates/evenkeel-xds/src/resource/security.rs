@@ -58,6 +58,7 @@ pub struct ClusterSecurity {
 
 impl Hash for ClusterSecurity {
     fn hash<H: Hasher>(&self, state: &mut H) {
+        // Equal values have equal names. The name alone distinguishes clusters well enough.
         self.cluster.hash(state);
     }
 }
@@ -147,6 +148,7 @@ impl fmt::Display for SanKind {
 /// one label.
 fn is_dns_name_of(host: &str, of: &str) -> bool {
     let (host, of) = (host.trim_end_matches('.'), of.trim_end_matches('.'));
+    // `*.com` is no wildcard: it would cover a whole top-level domain.
     let wildcard = of.strip_prefix("*.").filter(|parent| parent.contains('.'));
     match (wildcard, host.split_once('.')) {
         (Some(parent), Some((label, rest))) if !label.is_empty() => rest.eq_ignore_ascii_case(parent),
@@ -178,6 +180,7 @@ pub(super) fn read(
     let identity = identity(common, &path, reader);
     let (roots, san_matchers) = validation(common, &path, reader);
     Some(SecurityConfig {
+        // Unwrapped after all parts are read, so that all errors are reported (VAL-X1).
         roots: roots?,
         identity,
         san_matchers,

@@ -83,6 +83,7 @@ pub(super) fn check(
 /// Returns the text in field 1, which is the name of a resource.
 pub(super) fn first_text(bytes: &[u8]) -> Option<&str> {
     let mut name = None;
+    // The last of repeated names is used, as by the decoder.
     each(&mut &*bytes, 0, &[1], &mut |bytes| name = std::str::from_utf8(bytes).ok());
     name
 }
@@ -146,6 +147,7 @@ fn each<'a>(bytes: &mut &'a [u8], left: usize, path: &[u32], visit: &mut impl Fn
             visit(value);
             *bytes = rest;
         } else {
+            // The inner message ends at the start of `rest`.
             each(bytes, rest.len(), inner, visit)?;
         }
     }

@@ -111,6 +111,7 @@ impl Drop for ClusterRef {
         }
         active.clusters.remove(&self.name);
         active.changes = active.changes.wrapping_add(1);
+        // The callback may take the lock again.
         drop(active);
         (self.shared.on_idle)();
     }

@@ -71,6 +71,7 @@ impl FaultConfig {
         if delay.is_none() && abort.is_none() {
             return None;
         }
+        // Only a call with a fault counts as active.
         Some(InjectedFault { delay, abort, _active: active.start(self.max_active)? })
     }
 }
@@ -115,6 +116,7 @@ impl FaultFraction {
     /// Returns the fraction of a header, with the control plane's fraction as its maximum.
     fn capped_by_header(self, call: &PickArgs<'_>, header: &str) -> FaultFraction {
         let asked = number(call, header).map(|numerator| numerator.saturating_mul(self.unit));
+        // The header can lower the fraction of the config and not raise it (RT-3).
         FaultFraction { per_million: asked.unwrap_or(u32::MAX).min(self.per_million), ..self }
     }
 
@@ -132,6 +134,7 @@ impl ActiveFaults {
     /// Starts a fault, unless `max` faults are active.
     fn start(self: &Arc<ActiveFaults>, max: Option<u32>) -> Option<ActiveFaultGuard> {
         let more = |count: u32| count.checked_add(1).filter(|count| max.is_none_or(|max| *count <= max));
+        // Relaxed is enough: the counter guards no other memory.
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         Some(ActiveFaultGuard(self.clone()))
     }

@@ -73,6 +73,7 @@ pub struct StreamLimit {
 impl StreamLimit {
     /// Returns the limit, where `default` is the listener's. `None` means no limit.
     pub fn effective(&self, default: Option<Duration>) -> Option<Duration> {
+        // An explicit 0 also replaces the default: the deadline is then that of the application (RT-1).
         let limit = self.grpc_timeout_header_max.or(self.max_stream_duration).or(default);
         limit.filter(|limit| !limit.is_zero())
     }

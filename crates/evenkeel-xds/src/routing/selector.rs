@@ -69,6 +69,7 @@ impl ConfigSelector {
             host: &host,
         };
         let targets = host.routes.iter().map(|route| common.targets(route)).collect();
+        // It borrows `host`, which is moved below.
         drop(common);
         ConfigSelector { host, targets, channel_id }
     }
@@ -168,10 +169,12 @@ impl TargetBuilder<'_> {
         let RouteAction::Forward(forward) = &route.action else { return made };
         let mut sum = 0_u64;
         for weighted in &forward.clusters {
+            // Not missing: `host.clusters` has every cluster of its routes.
             let Some(cluster) = self.refs.get(&*weighted.name) else { continue };
             let filters = if route.overrides.is_empty() && weighted.overrides.is_empty() {
                 self.filters.clone()
             } else {
+                // The most specific override is first (VAL-R5).
                 let levels = [&weighted.overrides, &route.overrides, &self.host.overrides];
                 filter::resolve(&self.listener.filters, &levels)
             };
@@ -193,6 +196,7 @@ impl RouteTargets {
     /// Selects a target by weight, independent of the state of its cluster (A31).
     fn pick(&self, call: &PickArgs<'_>) -> Option<&Arc<RouteTarget>> {
         let total = match self.cumulative_weights.as_slice() {
+            // A single target needs no random number.
             [_] => return self.targets.first(),
             sums => *sums.last()?,
         };

@@ -152,6 +152,7 @@ fn weighted_clusters(
     let mut sum = 0u64;
     for (i, cluster) in message.clusters.iter().enumerate() {
         let weight = cluster.weight.unwrap_or_default();
+        // Weights of 0 are dropped (VAL-R3).
         if weight == 0 {
             continue;
         }
@@ -251,11 +252,13 @@ fn substitution(text: &str, groups: usize) -> Option<String> {
     let mut letters = text.chars();
     while let Some(letter) = letters.next() {
         match letter {
+            // `$` starts a group in the syntax of the `regex` crate, so it is doubled.
             '$' => out.push_str("$$"),
             '\\' => match letters.next()? {
                 '\\' => out.push('\\'),
                 digit => {
                     digit.to_digit(10).filter(|group| (*group as usize) < groups)?;
+                    // In braces, so that a digit that follows is not part of the number.
                     out.extend(['$', '{', digit, '}']);
                 }
             },

@@ -45,6 +45,7 @@ pub(in crate::resource) fn chain(
         }
         if let Some(filter) = filter(message, &path, reader) {
             let name = message.name.as_str().into();
+            // The index of the message is stored, since optional filters of unknown types are left out.
             chain.push((i, FilterInstance { name, filter, disabled: message.disabled }));
         }
     }

@@ -69,6 +69,7 @@ fn back_off(
     let base = positive(base, &at_base, reader);
     let max = positive(message.max_interval.as_ref(), &at_max, reader);
     let base = base?;
+    // Compared as sent, before both are raised to the minimum.
     if max.is_some_and(|max| max < base) {
         reader.problem(&at_max, "must not be below base_interval");
         return None;
