@@ -66,6 +66,7 @@ impl<F: FnMut(Result<&Mesh, &MeshErrors>)> MeshFileWatcher<F> {
             let Some((text, mesh)) = read_if_changed(self.path.clone(), Some(self.text.clone())).await else {
                 continue;
             };
+            // Stored for an invalid file too, so that its errors are reported once.
             self.text = text;
             match mesh {
                 Ok(mesh) => {

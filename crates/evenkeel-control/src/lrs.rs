@@ -123,6 +123,7 @@ impl LoadStatsStore {
                 issued: row.total.issued.saturating_add(latest.issued),
                 succeeded: row.total.succeeded.saturating_add(latest.succeeded),
                 failed: row.total.failed.saturating_add(latest.failed),
+                // A gauge: the sum over reports has no meaning.
                 in_progress: latest.in_progress,
             };
             row.at = now;
@@ -197,6 +198,7 @@ impl<K, R> Default for LoadTable<K, R> {
 impl<K: Clone + Ord, R: LoadRow> LoadTable<K, R> {
     /// Returns the row of a key, and inserts it if it is missing. Older rows are evicted to make room.
     fn row(&mut self, key: K, new: impl FnOnce() -> R) -> &mut R {
+        // An existing row needs no space.
         if !self.rows.contains_key(&key) {
             self.evict();
         }
@@ -215,6 +217,7 @@ impl<K: Clone + Ord, R: LoadRow> LoadTable<K, R> {
         let mut by_age: Vec<_> = self.rows.iter().map(|(key, row)| (row.at(), key.clone())).collect();
         by_age.sort();
         for (_, key) in by_age {
+            // A tenth is evicted at once, so that sorting the rows is rare.
             if self.rows.len() < MAX_ROWS - MAX_ROWS / 10
                 && self.name_bytes < MAX_ROW_BYTES - MAX_ROW_BYTES / 10
             {

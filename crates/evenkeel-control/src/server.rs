@@ -184,6 +184,7 @@ async fn accept(
     mut shutdown: watch::Receiver<()>,
     sockets: mpsc::Sender<io::Result<ControlPlaneSocket>>,
 ) {
+    // More permits would panic.
     let slots = Arc::new(Semaphore::new(maximum.min(Semaphore::MAX_PERMITS)));
     loop {
         let accepted = tokio::select! {

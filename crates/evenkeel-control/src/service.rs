@@ -189,14 +189,17 @@ async fn discovery<M: Clone + Into<ClientRequest> + Into<WatchRequest>>(
         if state.closed_up_to >= client_stream.number {
             return;
         }
+        // Read once, so that sending and waiting agree.
         let has_capacity = sender.has_capacity();
         if has_capacity && !state.fault_modes.silent {
+            // Built when the body can take them: a slow client gets the latest snapshot, not a queue.
             sender.send(client_stream.responses(&state.snapshot));
         }
         tokio::select! {
             changed = state_changes.changed() => if changed.is_err() { return },
             () = sender.closed() => return,
             () = sender.wait_for_capacity(), if !has_capacity => {}
+            // `message` keeps its buffer in the stream, so another branch loses no bytes.
             request = requests.message() => {
                 let request = match request {
                     Ok(Some(request)) => request,

@@ -87,6 +87,7 @@ impl ResourceSnapshot {
                     .items
                     .values()
                     .zip(items.values())
+                    // Unchanged resources kept their allocation above.
                     .all(|(before, items)| Arc::ptr_eq(before, items));
             let kind = if is_same {
                 Arc::clone(before)
@@ -186,6 +187,7 @@ fn any_prefix(any: &Any) -> BytesMut {
         encoding::encode_varint(any.value.len() as u64, &mut inner);
     }
     let mut head = BytesMut::with_capacity(inner.len() + 10);
+    // Field 2 holds the resource in both variants: of the response, or of the wrapper in delta.
     encoding::encode_key(2, WireType::LengthDelimited, &mut head);
     encoding::encode_varint((inner.len() + any.value.len()) as u64, &mut head);
     head.put(inner);

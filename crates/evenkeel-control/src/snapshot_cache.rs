@@ -175,11 +175,13 @@ impl SnapshotCache {
     /// Ends all open discovery streams with OK. Clients may open others.
     pub fn close_streams(&self) {
         let opened = self.shared.opened.load(Ordering::SeqCst);
+        // Streams that open later have higher numbers and stay open.
         self.shared.state.send_modify(|state| state.closed_up_to = opened);
     }
 
     /// Returns the clients with an open discovery stream, oldest first.
     pub fn clients(&self) -> Vec<ClientRecord> {
+        // Cloned, so that no client is locked while the map is.
         let clients = lock(&self.shared.clients).clone();
         let record = |(stream, client): (u64, Arc<Mutex<ConnectedClient>>)| {
             let client = lock(&client);
@@ -252,6 +254,7 @@ impl SnapshotCache {
                 .values()
                 .filter_map(|client| lock(client).stream.is_in_sync(&type_url, &snapshot))
                 .peekable();
+            // Without a subscriber the condition is not met.
             subscribers.peek().is_some() && subscribers.all(|is_in_sync| is_in_sync)
         })
         .await;
@@ -267,6 +270,7 @@ impl SnapshotCache {
         };
         let mut changes = self.changes();
         loop {
+            // Before the check, so that a change during the check is not missed.
             changes.mark_unchanged();
             if let Some(nack) = find() {
                 return nack;
@@ -280,6 +284,7 @@ impl SnapshotCache {
     pub async fn wait_until(&self, mut condition: impl FnMut(&SnapshotCache) -> bool) {
         let mut changes = self.changes();
         loop {
+            // Before the check, so that a change during the check is not missed.
             changes.mark_unchanged();
             if condition(self) {
                 return;
@@ -299,6 +304,7 @@ impl SnapshotCache {
     /// Adds a load report. Returns an error, and adds nothing, if a name in it is too long.
     pub(crate) fn report_load(&self, node_id: &str, stats: Vec<ClusterStats>) -> Result<(), LimitExceeded> {
         let maximum = self.client_limits().name_bytes;
+        // All are checked before the first is added: a report above the limits adds nothing.
         stats.iter().try_for_each(|stats| lrs::check(stats, maximum))?;
         let mut loads = lock(&self.shared.loads);
         let now = SystemTime::now();
@@ -338,6 +344,7 @@ impl SnapshotCache {
     pub(crate) fn open(&self, variant: ProtocolVariant, peer: Option<SocketAddr>) -> Option<ClientStream> {
         let mut clients = lock(&self.shared.clients);
         let number = self.shared.opened.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        // The map is locked, so of two streams that open at once only one finds it empty.
         let is_refused = self.state().fault_modes.one_stream && !clients.is_empty();
         let client = Arc::new(Mutex::new(ConnectedClient {
             node_id: String::new(),
@@ -412,6 +419,7 @@ impl ClientStream {
                 }
             }
         }
+        // Released before the waiters wake up, since they lock the client.
         drop(client);
         self.cache.notify_changed();
         Ok(())

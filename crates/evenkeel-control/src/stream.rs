@@ -135,6 +135,7 @@ impl StreamState {
             return Ok(AckKind::None);
         }
         let mut ack = AckKind::None;
+        // A request that only changes names repeats the nonce, so the first one is the ACK.
         if subscription.ack_state == AckState::Pending && request.nonce == subscription.nonce {
             subscription.ack(request.error.as_ref(), now);
             ack = if subscription.ack_state == AckState::Nacked { AckKind::Nack } else { AckKind::Ack };
@@ -350,6 +351,7 @@ impl TypeSubscription {
     /// Applies a state-of-the-world request: these names and no others.
     fn set_names(&mut self, names: Vec<String>, type_url: &str) {
         let wildcard = if names.is_empty() {
+            // An empty list is a wildcard only before the client listed names (ADS-3).
             !self.has_named && all_resources_required_in_sotw(type_url)
         } else {
             self.has_named = true;
@@ -358,6 +360,7 @@ impl TypeSubscription {
         let names: BTreeSet<String> = names.into_iter().filter(|name| name != ALL).collect();
         let before = std::mem::take(&mut self.names);
         for name in names.difference(&before) {
+            // `None` sends the resource, even if an earlier subscription received it.
             self.set_known_version(name.clone(), None);
         }
         for name in before.difference(&names) {
@@ -509,6 +512,7 @@ impl TypeSubscription {
             }
             ProtocolVariant::StateOfTheWorld => {
                 let resources: Vec<_> = pending.into_iter().filter_map(held).collect();
+                // Omission deletes none of these types (ADS-11), so an empty response would have no content.
                 (!resources.is_empty()).then_some(PendingResources { resources, removed: Vec::new() })
             }
         }
@@ -540,6 +544,7 @@ fn frame(
     }
     let length = own.len() + pieces.iter().map(Bytes::len).sum::<usize>();
     let mut head = BytesMut::with_capacity(own.len() + 5);
+    // The prefix of a gRPC message: the flag for compression, then the length.
     head.put_u8(0);
     // Protobuf limits a message to 2 GiB.
     head.put_u32(u32::try_from(length).unwrap_or(u32::MAX));

@@ -36,6 +36,7 @@ pub(crate) fn decode(text: &[u8], bytes: &mut [u8]) -> Option<usize> {
     let mut bad = 0;
     for (group, room) in groups.iter().zip(whole.as_chunks_mut::<3>().0) {
         let [a, b, c, d] = group.map(|letter| VALUES[usize::from(letter)]);
+        // Valid values have six bits, so the union equals `NONE` only if a letter is invalid.
         bad |= a | b | c | d;
         *room = [a << 2 | b >> 4, b << 4 | c >> 2, c << 6 | d];
     }

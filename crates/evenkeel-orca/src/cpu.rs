@@ -75,6 +75,7 @@ impl KernelCounters {
 
     /// Takes a sample, given the CPU time that this process has used since its start.
     fn sample(&mut self, process: Option<Duration>, elapsed: Duration) -> Option<f64> {
+        // Taken first: after a failed sample the next one is only a baseline.
         let last = self.last.take();
         match self.counts(process) {
             Ok(counts) => self.last = Some(counts),
@@ -105,6 +106,7 @@ impl KernelCounters {
                 let cpus = cpu_max(&read(&group.join("cpu.max")).ok()?)?;
                 Some(CpuQuota { group, cpus })
             })
+            // The tightest limit applies; of equal limits the one that more processes share.
             .reduce(|inner, outer| if outer.cpus <= inner.cpus { outer } else { inner })
     }
 

@@ -80,6 +80,7 @@ where
     }
 
     fn call(&mut self, request: http::Request<In>) -> Self::Future {
+        // Out-of-band streams are no load of the application.
         let counts = request.uri().path() != service::METHOD;
         let mut guard = if counts {
             ServerCallGuard::new(self.load.shared().clone())
@@ -119,6 +120,7 @@ where
         if response.headers().keys().any(|name| *name == tonic::Status::GRPC_STATUS) {
             this.guard.finish_with_trailers(response.headers_mut());
         }
+        // The call ends with its body, which takes over the guard.
         let guard = mem::take(this.guard);
         Poll::Ready(Ok(response.map(|inner| ReportingBody { inner, guard })))
     }

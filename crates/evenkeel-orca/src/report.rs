@@ -105,6 +105,7 @@ pub fn read_trailers(trailers: &HeaderMap) -> ParsedReport {
     }
     let Some(text) = found else { return ParsedReport::default() };
     let mut short = [0; SHORT];
+    // Most reports fit on the stack, so they need no allocation.
     if let Some(room) = short.get_mut(..base64::max_decoded_len(text.len())) {
         return read_text(text, room);
     }
@@ -155,6 +156,7 @@ impl OrcaReport {
                 is_valid = false;
             }
         }
+        // `&=` evaluates every list, so that all invalid values are removed.
         is_valid &= retain_valid(&mut self.utilization, is_non_negative);
         is_valid &= retain_valid(&mut self.named_metrics, f64::is_finite);
         is_valid &= retain_valid(&mut self.request_cost, f64::is_finite);

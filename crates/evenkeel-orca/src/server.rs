@@ -221,6 +221,7 @@ impl ServerLoad {
     fn change<T>(&self, change: impl FnOnce(&mut MetricValues) -> T) -> T {
         let mut state = lock(&self.0.state);
         let answer = change(&mut state.set);
+        // Under the lock, so that concurrent changes are published in their order.
         self.0.publish(&state);
         answer
     }
@@ -360,6 +361,7 @@ impl ServerLoadInner {
             ..MetricValues::default()
         };
         (gauge.at, gauge.requests, gauge.errors) = (now, requests, errors);
+        // The two locks are never held together.
         drop(gauge);
         let mut state = lock(&self.state);
         state.measured = measured;
@@ -367,6 +369,7 @@ impl ServerLoadInner {
     }
 
     fn publish(&self, state: &MetricSources) {
+        // Values that the application set take precedence over measured ones.
         let values = state.set.clone().merge(&state.measured);
         let trailer = values.clone().into_trailer();
         self.current.store(Arc::new(PublishedMetrics { values, trailer }));

@@ -61,6 +61,7 @@ impl LoadService {
     fn reports(&self, request: &OrcaLoadReportRequest) -> ReportStream {
         // A missing, negative or out-of-range interval counts as zero, so the minimum applies.
         let asked = request.report_interval.and_then(|interval| Duration::try_from(interval).ok());
+        // The first tick is due at once (ORCA-6).
         let mut ticks = interval(asked.unwrap_or_default().max(self.min_interval).min(MAX_INTERVAL));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ReportStream { load: self.load.clone(), ticks, measuring: None }
@@ -120,6 +121,7 @@ impl Stream for ReportStream {
     type Item = Result<OrcaLoadReport, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        // A measurement in progress belongs to a tick that has passed.
         if self.measuring.is_none() {
             ready!(self.ticks.poll_tick(cx));
             self.measuring = self.load.shared().measure_if_due();

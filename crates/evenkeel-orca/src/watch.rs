@@ -92,6 +92,7 @@ impl ServerCallGuard {
         if self.server.is_none() {
             return work();
         }
+        // The guard restores the call of an outer layer, also after a panic.
         let outer = CURRENT.replace(CurrentCall::Call(self.load.take()));
         let _guard = CurrentCallGuard { watch: self, outer };
         work()
@@ -108,6 +109,7 @@ impl Drop for ServerCallGuard {
 
 /// Returns the recorder of the thread's current call, and creates it on first use.
 pub(crate) fn current_load() -> Option<CallLoad> {
+    // A `Cell` lends no reference, so the value is taken out and put back.
     let CurrentCall::Call(mut load) = CURRENT.take() else { return None };
     let found = load.get_or_insert_default().clone();
     CURRENT.set(CurrentCall::Call(load));

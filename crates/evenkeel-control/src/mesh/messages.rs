@@ -178,6 +178,7 @@ fn retry(retry: &RouteRetry) -> rds::RetryPolicy {
     let on: Vec<_> = retry.on.iter().map(|status| status.name()).collect();
     rds::RetryPolicy {
         retry_on: on.join(","),
+        // `num_retries` does not count the first attempt (VAL-R4).
         num_retries: retry.attempts.map(|attempts| attempts.saturating_sub(1)),
         retry_back_off: retry.backoff.map(|(base, max)| RetryBackOff {
             base_interval: Some(duration_message(base)),
@@ -228,8 +229,10 @@ pub(super) fn cluster(name: &str, cluster: &Cluster) -> cds::Cluster {
         name: name.to_owned(),
         cluster_discovery_type: Some(kind),
         eds_cluster_config: eds
+            // Without a service name the EDS resource has the name of the cluster (CDS-4).
             .then(|| EdsClusterConfig { eds_config: Some(ads()), service_name: String::new() }),
         load_assignment,
+        // `check` reports the errors of a policy; this conversion leaves invalid parts out.
         load_balancing_policy: policy.and_then(|policy| policy.message(&MeshPath::Root, &mut |_, _| {})),
         circuit_breakers: cluster.max_requests.map(|max| cds::CircuitBreakers {
             thresholds: vec![Thresholds { max_requests: Some(max), ..Thresholds::default() }],
@@ -336,6 +339,7 @@ fn group(
             sub_zone: locality.sub_zone.clone(),
         }),
         lb_endpoints: endpoints.iter().map(|endpoint| lb_endpoint(endpoint)).collect(),
+        // `check` rejects weights whose sum is larger.
         load_balancing_weight: Some(u32::try_from(weight).unwrap_or(u32::MAX)),
         priority,
         ..eds::LocalityLbEndpoints::default()
@@ -355,6 +359,7 @@ pub(super) fn locality_weight<'a>(
         return weight.into();
     }
     let usable = endpoints.filter(|endpoint| endpoint.health.is_usable());
+    // Clients skip a locality of weight 0 (VAL-E1).
     usable.map(|endpoint| u64::from(endpoint.weight.unwrap_or(1))).sum::<u64>().max(1)
 }
 

@@ -125,6 +125,7 @@ impl Mesh {
 /// Reads the text of a file, up to the maximum size of a mesh.
 pub(crate) fn read_text(path: &Path) -> Result<String, MeshErrors> {
     let mut bytes = Vec::new();
+    // One byte above the limit: enough to detect a larger file without reading all of it.
     let most = yaml::MAX_BYTES as u64 + 1;
     let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
     read.map_err(|error| MeshErrors::of_file(format!("cannot be read: {error}")))?;

@@ -85,6 +85,7 @@ impl ClusterPolicy {
         }
         let typed = conversion.typed(name, &settings, &at.key(name));
         let list = policy_list(vec![typed]);
+        // These policies pick inside one locality, so another one divides the calls among localities (A52).
         let needs_wrr_locality = matches!(
             KnownPolicy::of(name),
             Some(KnownPolicy::RoundRobin | KnownPolicy::WeightedRoundRobin | KnownPolicy::LeastRequest)
@@ -374,6 +375,7 @@ fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, letter) in one.chars().enumerate() {
+        // Distance of the prefixes without the letters that are compared.
         let mut diagonal = std::mem::replace(&mut row[0], i + 1);
         for (j, against) in other.iter().enumerate() {
             let changed = diagonal + usize::from(letter != *against);
