@@ -30,20 +30,20 @@ macro_rules! reasons {
 }
 
 reasons! {
-    NO_ERROR = 0, "Nothing is wrong.";
-    PROTOCOL_ERROR = 1, "The other side broke the protocol.";
-    INTERNAL_ERROR = 2, "Something went wrong inside.";
-    FLOW_CONTROL_ERROR = 3, "More was sent than the window allowed.";
-    SETTINGS_TIMEOUT = 4, "Settings were not acknowledged in time.";
-    STREAM_CLOSED = 5, "A frame came for a stream that was half-closed.";
-    FRAME_SIZE_ERROR = 6, "A frame had a size that it cannot have.";
-    REFUSED_STREAM = 7, "The stream was not processed at all.";
-    CANCEL = 8, "The stream is not needed any more.";
-    COMPRESSION_ERROR = 9, "Headers cannot be decoded.";
-    CONNECT_ERROR = 10, "The connection of a CONNECT request is gone.";
-    ENHANCE_YOUR_CALM = 11, "The other side causes too much load.";
-    INADEQUATE_SECURITY = 12, "The transport is not safe enough.";
-    HTTP_1_1_REQUIRED = 13, "HTTP/1.1 is to be used.";
+    NO_ERROR = 0, "Graceful shutdown.";
+    PROTOCOL_ERROR = 1, "Unspecific protocol error.";
+    INTERNAL_ERROR = 2, "Unexpected internal error.";
+    FLOW_CONTROL_ERROR = 3, "Violation of the flow-control window.";
+    SETTINGS_TIMEOUT = 4, "No acknowledgement of SETTINGS in time.";
+    STREAM_CLOSED = 5, "Frame received after the stream was half-closed.";
+    FRAME_SIZE_ERROR = 6, "Frame with an invalid size.";
+    REFUSED_STREAM = 7, "Stream refused before any processing.";
+    CANCEL = 8, "Stream no longer needed.";
+    COMPRESSION_ERROR = 9, "Header compression context cannot be maintained.";
+    CONNECT_ERROR = 10, "Connection of a CONNECT request reset or closed.";
+    ENHANCE_YOUR_CALM = 11, "Peer generates excessive load.";
+    INADEQUATE_SECURITY = 12, "Transport security below the minimum requirements.";
+    HTTP_1_1_REQUIRED = 13, "HTTP/1.1 required.";
 }
 
 impl From<u32> for Reason {
@@ -108,18 +108,18 @@ impl fmt::Display for Error {
                 write!(f, "GOAWAY {reason:?}, \"{debug_data}\"")
             }
             Error::StreamError(reason) | Error::ConnectionError(reason) => {
-                write!(f, "the peer broke HTTP/2 or a limit ({reason:?})")
+                write!(f, "the peer violated HTTP/2 or a limit ({reason:?})")
             }
             Error::Closed => f.write_str("closed by the peer"),
             Error::Io(error) => error.fmt(f),
-            Error::InvalidHeader(name) => write!(f, "HTTP/2 carries no header {name:?}"),
+            Error::InvalidHeader(name) => write!(f, "HTTP/2 does not allow header {name:?}"),
             Error::HeaderListTooLarge { size, limit } => {
                 write!(
                     f,
                     "header list of {size} bytes violates the maximum size of {limit} bytes set by the server"
                 )
             }
-            Error::Exhausted => f.write_str("the connection takes no more requests"),
+            Error::Exhausted => f.write_str("the connection accepts no more streams"),
         }
     }
 }

@@ -111,7 +111,7 @@ fn tls(found: &str, protocol: &PeerProtocol, role: PeerRole) -> (String, String,
     let text =
         |expected: &str, likely: &str, next: &str| (expected.to_owned(), likely.to_owned(), next.to_owned());
     let plaintext = matches!(protocol, PeerProtocol::Http2 | PeerProtocol::Http1(_));
-    if plaintext || found.contains("does not speak TLS") {
+    if plaintext || found.contains("does not support TLS") {
         text("TLS", "TLS is spoken to a port that is in the clear", how_to_unsecure(role))
     } else if found.contains("UnknownIssuer") {
         text(

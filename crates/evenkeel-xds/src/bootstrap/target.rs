@@ -130,7 +130,9 @@ fn split(target: &str) -> Result<(Option<String>, String), String> {
     };
     if let Some(mark) = rest.chars().find(|c| matches!(c, '?' | '#')) {
         let escaped = u32::from(mark);
-        return Err(format!("{mark} has no meaning in a target; write %{escaped:02X} if the name has one"));
+        return Err(format!(
+            "{mark} is not allowed in a target; write %{escaped:02X} if the name contains it"
+        ));
     }
     let (authority, path) = match rest.strip_prefix("//") {
         Some(rest) => rest.split_once('/').unwrap_or((rest, "")),

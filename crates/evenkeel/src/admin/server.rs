@@ -91,7 +91,7 @@ async fn events(
     Extracted(RouterState { mut latest, mut ended, event_streams }): Extracted<RouterState>,
 ) -> Response {
     let Ok(permit) = event_streams.try_acquire_owned() else {
-        let text = format!("at most {MAX_EVENT_STREAMS} streams of events are served at a time\n");
+        let text = format!("at most {MAX_EVENT_STREAMS} concurrent event streams are served\n");
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
     let (sender, events) = mpsc::channel::<Result<Bytes, std::io::Error>>(1);
@@ -192,13 +192,13 @@ fn rejection_reason(uri: &Uri, headers: &HeaderMap, names: &[String]) -> Option<
         (Some(authority), _) => authority.clone(),
         (None, Some(host)) => match Authority::try_from(host.as_bytes()) {
             Ok(host) => host,
-            Err(_) => return Some("the Host header is not a host".to_owned()),
+            Err(_) => return Some("the Host header is malformed".to_owned()),
         },
-        (None, None) => return Some("a Host header is needed".to_owned()),
+        (None, None) => return Some("the Host header is missing".to_owned()),
     };
     if !is_allowed_host(host.host(), names) {
         return Some(format!(
-            "host {:?} is not known here: use an address or localhost, or allow the name where the admin server is built",
+            "unknown host {:?}: use an address or localhost, or allow the name in the builder of the admin server",
             host.host()
         ));
     }
@@ -206,14 +206,12 @@ fn rejection_reason(uri: &Uri, headers: &HeaderMap, names: &[String]) -> Option<
     // cannot change it.
     let site = headers.get(FETCH_SITE).map(HeaderValue::as_bytes);
     if site.is_some_and(|site| matches!(site, b"cross-site" | b"same-site")) {
-        return Some(
-            "pages of other sites may not look in here: enter the address in the browser".to_owned(),
-        );
+        return Some("cross-site requests are rejected: enter the address in the browser".to_owned());
     }
     let origin = headers.get(ORIGIN)?;
     let of_origin = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
     let is_same = of_origin.as_ref().and_then(Uri::authority).is_some_and(|origin| *origin == host);
-    (!is_same).then(|| "pages of other origins may not look in here".to_owned())
+    (!is_same).then(|| "cross-origin requests are rejected".to_owned())
 }
 
 /// Returns true for an allowed host. An IP address is always allowed: DNS rebinding needs a name.

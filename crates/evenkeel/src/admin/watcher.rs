@@ -120,23 +120,23 @@ impl StateWatcher {
         let at = now.at;
         for channel in &now.channels {
             let Some(was) = before.channels.iter().find(|was| was.id == channel.id) else {
-                self.record_event(at, EventLevel::Info, &channel.target, "channel made".to_owned());
+                self.record_event(at, EventLevel::Info, &channel.target, "channel created".to_owned());
                 continue;
             };
             self.compare_endpoints(at, channel, was);
             if was.state != channel.state {
                 let (level, text) = match channel.state {
-                    ConnectivityState::Ready => (EventLevel::Info, "calls can be sent"),
-                    ConnectivityState::TransientFailure => (EventLevel::Error, "no endpoint can be reached"),
+                    ConnectivityState::Ready => (EventLevel::Info, "ready"),
+                    ConnectivityState::TransientFailure => (EventLevel::Error, "no endpoint is reachable"),
                     ConnectivityState::Connecting => (EventLevel::Info, "connecting"),
-                    ConnectivityState::Idle => (EventLevel::Info, "at rest"),
+                    ConnectivityState::Idle => (EventLevel::Info, "idle"),
                 };
                 self.record_event(at, level, &channel.target, text.to_owned());
             }
         }
         for was in &before.channels {
             if now.channels.iter().all(|channel| channel.id != was.id) {
-                self.record_event(at, EventLevel::Info, &was.target, "channel gone".to_owned());
+                self.record_event(at, EventLevel::Info, &was.target, "channel removed".to_owned());
             }
         }
         for client in &now.xds {
@@ -161,7 +161,7 @@ impl StateWatcher {
         let mut found = Vec::new();
         for (address, endpoint) in &now {
             match before.get(address) {
-                None => found.push((EventLevel::Info, label(endpoint), "endpoint joined".to_owned())),
+                None => found.push((EventLevel::Info, label(endpoint), "endpoint added".to_owned())),
                 Some(before) => {
                     found.extend(
                         changes(before, endpoint).map(|(level, text)| (level, label(endpoint), text)),
@@ -171,7 +171,7 @@ impl StateWatcher {
         }
         for (address, endpoint) in &before {
             if !now.contains_key(address) {
-                found.push((EventLevel::Info, label(endpoint), "endpoint left".to_owned()));
+                found.push((EventLevel::Info, label(endpoint), "endpoint removed".to_owned()));
             }
         }
         if found.len() > MAX_SINGLE_EVENTS {
@@ -197,7 +197,12 @@ impl StateWatcher {
             if server.connected && !was_connected {
                 self.record_event(at, EventLevel::Info, &server.uri, "control plane connected".to_owned());
             } else if !server.connected && was_connected {
-                self.record_event(at, EventLevel::Warning, &server.uri, "control plane lost".to_owned());
+                self.record_event(
+                    at,
+                    EventLevel::Warning,
+                    &server.uri,
+                    "control plane disconnected".to_owned(),
+                );
             }
         }
         for resource in &client.resources {
@@ -382,13 +387,13 @@ impl StateWatcher {
         for client in &state.xds {
             for server in client.servers.iter().filter(|server| !server.connected) {
                 hints.push(format!(
-                    "control plane {} is not connected: what is known stays in use",
+                    "control plane {} is not connected: cached resources stay in use",
                     server.uri
                 ));
             }
             for resource in client.resources.iter().filter(|resource| resource.error.is_some()) {
                 let serving = match resource.version.as_str() {
-                    "" => "and there is none in use".to_owned(),
+                    "" => "and no version is in use".to_owned(),
                     version => format!("version {version} stays in use"),
                 };
                 hints.push(format!(
@@ -403,7 +408,7 @@ impl StateWatcher {
         for channel in &state.channels {
             for endpoint in &channel.endpoints {
                 if endpoint.utilization.is_some_and(|utilization| utilization >= FULL_UTILIZATION) {
-                    hints.push(format!("{} has nothing left", label(endpoint)));
+                    hints.push(format!("{} has no spare capacity", label(endpoint)));
                 }
                 if let (Some(want), Some(got)) = (endpoint.want, endpoint.got)
                     && (want - got).abs() > MAX_SHARE_ERROR
@@ -620,8 +625,8 @@ mod tests {
                 (EventLevel::Error, "a", "connection lost"),
                 (EventLevel::Info, "b", "connected"),
                 (EventLevel::Error, "b", "connection lost"),
-                (EventLevel::Info, "c", "endpoint joined"),
-                (EventLevel::Info, "a", "endpoint left"),
+                (EventLevel::Info, "c", "endpoint added"),
+                (EventLevel::Info, "a", "endpoint removed"),
             ]
         );
         assert!(state.events.windows(2).all(|pair| pair[0].number < pair[1].number));
@@ -637,7 +642,7 @@ mod tests {
         };
         watcher.handle_sample(many(0), 1);
         let state = watcher.handle_sample(many(90), 2);
-        let (joined, left) = ("endpoint joined (90 endpoints)", "endpoint left (90 endpoints)");
+        let (joined, left) = ("endpoint added (90 endpoints)", "endpoint removed (90 endpoints)");
         let target = "xds:///orders";
         assert_eq!(found(&state), [(EventLevel::Info, target, joined), (EventLevel::Info, target, left)]);
     }

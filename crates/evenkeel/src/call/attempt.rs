@@ -95,9 +95,10 @@ impl Attempt {
         call_observer: &mut CallObserver,
     ) -> Result<http::Response<ResponseBody>, Box<FailedAttempt>> {
         let Some(observer) = self.observer.take() else {
-            return Err(
-                self.fail_attempt(Err(tonic::Status::internal("an attempt was answered twice")), None)
-            );
+            return Err(self.fail_attempt(
+                Err(tonic::Status::internal("the attempt was polled after completion")),
+                None,
+            ));
         };
         match head {
             Some(Ok(head)) => self.handle_response(head, observer, deadline, call_observer),
@@ -134,7 +135,7 @@ impl Attempt {
             Err(found) => {
                 let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
                 let address = observer.permit.transport_state().address();
-                let text = format!("endpoint {address}: expected a gRPC answer, found {found}");
+                let text = format!("endpoint {address}: expected a gRPC response, found {found}");
                 return Err(self.fail_attempt(Err(tonic::Status::new(code, text)), Some(observer)));
             }
         };
@@ -161,7 +162,7 @@ impl Attempt {
         };
         let Some(stream) = self.response.take() else {
             return Err(self.fail_attempt(
-                Err(tonic::Status::internal("an attempt was answered twice")),
+                Err(tonic::Status::internal("the attempt was polled after completion")),
                 Some(observer),
             ));
         };

@@ -91,7 +91,9 @@ impl Future for ResponseFuture {
                 this.wait = None;
             }
             let Some(call) = &mut this.call else {
-                return Poll::Ready(Err(tonic::Status::internal("a call was asked for its answer twice")));
+                return Poll::Ready(Err(tonic::Status::internal(
+                    "the response future was polled after completion",
+                )));
             };
             match &mut call.state {
                 CallState::Receive(attempt) => {
@@ -297,20 +299,20 @@ impl ClientCall {
         let wait = |reason| CallState::AwaitSnapshot(SnapshotWait { serial, is_routed: true, reason });
         // The same picker could select the same closed connection again, and the call would spin.
         if self.stale_serial == Some(serial) {
-            return wait("the connection that was chosen is gone");
+            return wait("the connection of the pick closed");
         }
         let headers = MetadataView(&self.headers);
         let call = self.describe(&headers);
         // The picker may be the application's own. If it panics, only this call fails.
         let Ok(pick) = catch_unwind(AssertUnwindSafe(|| picker.pick(&call))) else {
-            return self.fail(tonic::Status::internal("the load balancing policy panicked while it picked"));
+            return self.fail(tonic::Status::internal("the load balancing policy panicked in pick"));
         };
         match pick {
             PickResult::Complete(id, trackers) => {
                 let Some(connection) = snapshot.connections.get(id) else {
                     // Explicit, because dropped trackers would report a cancelled call.
                     trackers.finish(&CallOutcome::Unsent);
-                    return wait("the connection that was chosen is gone");
+                    return wait("the connection of the pick closed");
                 };
                 let mut permit = connection.permit();
                 let is_acquired = permit.try_acquire();
@@ -522,8 +524,10 @@ impl ClientCall {
             }
             None => {
                 let PickedConnection { permit, trackers, .. } = picked;
-                let reason =
-                    format!("endpoint {} takes no more calls at once", permit.transport_state().address());
+                let reason = format!(
+                    "endpoint {} has reached its maximum of concurrent streams",
+                    permit.transport_state().address()
+                );
                 // Reported as an attempt at this endpoint, which kept the call waiting until its deadline.
                 AttemptObserver::new(trackers, permit, self.meter.take())
                     .finish(Code::DeadlineExceeded, None);
@@ -537,7 +541,7 @@ impl ClientCall {
         self.header_is_current = false;
         match self.deadline.race(sleep(delay)).await {
             Some(()) => CallState::Pick,
-            None => self.fail(deadline_exceeded("waiting to try again")),
+            None => self.fail(deadline_exceeded("waiting to retry")),
         }
     }
 

@@ -57,5 +57,5 @@ impl CallDeadline {
 
 /// Returns the status of a call whose deadline passed.
 pub(crate) fn deadline_exceeded(waiting_for: &str) -> tonic::Status {
-    tonic::Status::deadline_exceeded(format!("the deadline passed: {waiting_for}"))
+    tonic::Status::deadline_exceeded(format!("deadline exceeded: {waiting_for}"))
 }

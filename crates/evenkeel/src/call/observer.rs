@@ -160,7 +160,10 @@ impl AttemptObserver {
 
     /// Returns the status of a call whose deadline passed before the response headers arrived.
     pub(super) fn no_response_status(&self) -> tonic::Status {
-        deadline_exceeded(&format!("endpoint {} has not answered", self.permit.transport_state().address()))
+        deadline_exceeded(&format!(
+            "endpoint {} has not sent response headers",
+            self.permit.transport_state().address()
+        ))
     }
 
     /// Returns the status of a broken stream. It contains the reason why the connection was closed, if there is one.
@@ -191,6 +194,6 @@ impl Drop for AttemptObserver {
 /// Calls trackers. A tracker may be the application's own, and its panic must not reach the caller of the RPC.
 fn catch_panic(callback: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(callback)).is_err() {
-        tracing::error!("a load balancing policy panicked while it was told how a call ended");
+        tracing::error!("a load balancing policy panicked in finish");
     }
 }

@@ -114,7 +114,7 @@ impl ResponseStream {
 
     fn incomplete_response_status(&self) -> tonic::Status {
         deadline_exceeded(&format!(
-            "endpoint {} has not finished its answer",
+            "endpoint {} has not completed its response",
             self.observer.permit.transport_state().address()
         ))
     }

@@ -66,7 +66,7 @@ fn write(mut number: u64, unit: u8) -> HeaderValue {
             break;
         }
     }
-    HeaderValue::from_bytes(text.split_at(from).1).expect("digits and a letter may stand in a header")
+    HeaderValue::from_bytes(text.split_at(from).1).expect("digits and a letter are a valid header value")
 }
 
 #[cfg(test)]

@@ -276,9 +276,8 @@ impl ChannelBuilder {
     /// Returns an error if the target, the authority, the bootstrap, the service config or an HTTP/2 setting is
     /// invalid. Also fails outside of a tokio runtime, which the channel's tasks need.
     pub fn build(mut self) -> Result<Channel, BuildError> {
-        let runtime = tokio::runtime::Handle::try_current().map_err(|_| {
-            BuildError::new("a channel is made within a tokio runtime, and there is none here")
-        })?;
+        let runtime = tokio::runtime::Handle::try_current()
+            .map_err(|_| BuildError::new("a channel must be built within a tokio runtime, found none"))?;
         let target = ChannelTarget::parse(&self.target).map_err(BuildError::from_error)?;
         self.check_http2()?;
         let service_config = self.read_service_config(&target)?;
@@ -357,7 +356,7 @@ impl ChannelBuilder {
     fn read_service_config(&self, target: &ChannelTarget) -> Result<ServiceConfig, BuildError> {
         if let (TargetKind::Xds { .. }, Some(_)) = (target.kind(), &self.service_config) {
             return Err(BuildError::new(format!(
-                "target {:?}: with a control plane there is no service config; its routes and clusters say what holds",
+                "target {:?}: a service config is not supported with a control plane; its routes and clusters apply",
                 self.target
             )));
         }

@@ -13,7 +13,7 @@ const REFRESH_EVERY: Duration = Duration::from_secs(600);
 
 /// Builder of TLS credentials. [`TlsCredentialsBuilder::build`] reads the files.
 #[derive(Clone, Debug)]
-#[must_use = "it is a description; `build` makes credentials of it"]
+#[must_use = "a builder does nothing until `build`"]
 pub struct TlsCredentialsBuilder {
     roots: Vec<PemSource>,
     identity: Option<IdentitySource>,
@@ -133,7 +133,7 @@ mod tests {
             (tls().ca_pem("garbage"), "CA PEM: has no certificate (-----BEGIN CERTIFICATE-----)"),
             (
                 Credentials::tls().ca_pem(&ca.pem()[..100]),
-                "CA PEM: is not proper PEM: a section has no -----END line; is the file whole?",
+                "CA PEM: is not valid PEM: a section has no -----END line; the file may be truncated",
             ),
             (
                 Credentials::tls().ca_pem(ca.pem().replacen(
@@ -141,11 +141,11 @@ mod tests {
                     "BEGIN CERTIFICATE",
                     1,
                 )),
-                "CA PEM: is not proper PEM: a -----BEGIN line is broken",
+                "CA PEM: is not valid PEM: a -----BEGIN line is malformed",
             ),
             (
                 Credentials::tls().ca_pem(not_der.replace("aGVsbG8=", "?")),
-                "CA PEM: is not proper PEM: a section has broken base64",
+                "CA PEM: is not valid PEM: a section has invalid base64",
             ),
             (
                 Credentials::tls().ca_pem(&good_then_bad),

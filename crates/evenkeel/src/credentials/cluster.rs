@@ -45,7 +45,7 @@ impl ClusterTls {
         &self,
     ) -> Result<(Arc<ClientConfig>, ServerName<'static>), CredentialsError> {
         let Some(ClusterSecurity { cluster, security }) = self.means.get() else {
-            return Err(CredentialsError::new("how the cluster is secured is not understood"));
+            return Err(CredentialsError::new("the cluster's security config is unsupported"));
         };
         let made = self.made_for(security).await;
         made.map_err(|error| CredentialsError::with_cause(format!("cluster {cluster:?}"), error))
@@ -76,7 +76,7 @@ impl ClusterTls {
             RootCertificates::Provider(source) => self.providers.named(&source.instance)?.roots().await,
             RootCertificates::System => task::spawn_blocking(system_roots)
                 .await
-                .unwrap_or_else(|_| Err(CredentialsError::new("system roots: the runtime ends"))),
+                .unwrap_or_else(|_| Err(CredentialsError::new("system roots: the runtime is shutting down"))),
         }
     }
 
@@ -106,7 +106,7 @@ fn config(
     };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| CredentialsError::with_cause("TLS cannot be set up".to_owned(), error))?
+        .map_err(|error| CredentialsError::with_cause("failed to build the TLS config".to_owned(), error))?
         // rustls calls every custom verifier dangerous. This one checks the chain and the SANs (A29).
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));

@@ -142,12 +142,12 @@ impl fmt::Debug for PemSource {
 /// Returns an error without the parser's message, which would contain the text and possibly a key.
 fn pem_error(name: &str, error: &pem::Error) -> CredentialsError {
     let problem = match error {
-        pem::Error::MissingSectionEnd { .. } => "a section has no -----END line; is the file whole?",
-        pem::Error::IllegalSectionStart { .. } => "a -----BEGIN line is broken",
-        pem::Error::Base64Decode(_) => "a section has broken base64",
-        _ => "it cannot be read",
+        pem::Error::MissingSectionEnd { .. } => "a section has no -----END line; the file may be truncated",
+        pem::Error::IllegalSectionStart { .. } => "a -----BEGIN line is malformed",
+        pem::Error::Base64Decode(_) => "a section has invalid base64",
+        _ => "it is malformed",
     };
-    CredentialsError::new(format!("{name}: is not proper PEM: {problem}"))
+    CredentialsError::new(format!("{name}: is not valid PEM: {problem}"))
 }
 
 /// Returns the system's roots, loaded once per process because there are many. A failure is not cached: the roots may

@@ -136,7 +136,7 @@ impl FileWatcherProvider {
         let why = match known {
             Some(Ok(value)) => return Ok(value.clone()),
             Some(Err(why)) => why,
-            None => "was not read, since the runtime ends",
+            None => "was not read, the runtime is shutting down",
         };
         Err(CredentialsError::new(format!("certificate provider {:?}: {why}", self.name)))
     }
@@ -191,7 +191,7 @@ impl<T: Clone> ReloadedValue<Option<T>> {
         match (&self.value, &self.last_error) {
             (Some(value), _) => Ok(value.clone()),
             (None, Some(last_error)) => Err(last_error.clone()),
-            (None, None) => Err(format!("the bootstrap gives it no {field}")),
+            (None, None) => Err(format!("the bootstrap does not set its {field}")),
         }
     }
 }
@@ -311,7 +311,7 @@ mod tests {
         let error = provider.identity().await.unwrap_err().to_string();
         assert_eq!(
             error,
-            r#"certificate provider "own": the bootstrap gives it no certificate_file and private_key_file"#
+            r#"certificate provider "own": the bootstrap does not set its certificate_file and private_key_file"#
         );
     }
 

@@ -111,7 +111,7 @@ fn config(
 ) -> Result<Arc<ClientConfig>, CredentialsError> {
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
-        .map_err(|error| CredentialsError::with_cause("TLS cannot be set up".to_owned(), error))?
+        .map_err(|error| CredentialsError::with_cause("failed to build the TLS config".to_owned(), error))?
         .with_root_certificates(material.roots.value.clone());
     let mut config = match &material.identity.value {
         Some(pair) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(pair.clone()))),
@@ -136,7 +136,7 @@ pub(super) fn provider() -> Result<Arc<CryptoProvider>, CredentialsError> {
     return Ok(Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
     #[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
     return Err(CredentialsError::new(
-        "evenkeel was built without TLS; turn on its feature ring or aws-lc-rs",
+        "evenkeel was built without TLS; enable its feature ring or aws-lc-rs",
     ));
 }
 

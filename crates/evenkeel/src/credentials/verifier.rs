@@ -107,7 +107,7 @@ impl fmt::Display for SanMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let accepted = listed(&self.accepted);
         match &self.found[..] {
-            [] => write!(f, "it has no name (SAN); the cluster accepts {accepted}"),
+            [] => write!(f, "the certificate has no SAN; the cluster accepts {accepted}"),
             found => write!(f, "the cluster accepts {accepted}; the certificate is for {}", listed(found)),
         }
     }
@@ -305,7 +305,7 @@ mod tests {
             let owned = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect();
             SanMismatch { found: owned(found), accepted: owned(accepted) }.to_string()
         };
-        assert_eq!(not_accepted(&[], &["a"]), "it has no name (SAN); the cluster accepts a");
+        assert_eq!(not_accepted(&[], &["a"]), "the certificate has no SAN; the cluster accepts a");
         assert_eq!(
             not_accepted(&["1", "2", "3", "4", "5", "6"], &["a", "b"]),
             "the cluster accepts a, b; the certificate is for 1, 2, 3, 4 and 2 more"

@@ -155,7 +155,7 @@ impl ServiceConfigParser {
             let method = Arc::new(self.method(&object));
             for (place, name) in self.names(&object) {
                 if let Some((other, _)) = methods.get(&name) {
-                    let problem = format!("expected a name of its own, found the one of {other}");
+                    let problem = format!("expected a unique name, found that of {other}");
                     self.problems.add(&FieldPath::root().field(&place), problem);
                 } else {
                     methods.insert(name, (place, method.clone()));
@@ -170,7 +170,7 @@ impl ServiceConfigParser {
         let list = entry.list("name", &mut self.problems);
         let path = entry.field("name");
         if entry.value("name").is_none() || list.is_some_and(<[Value]>::is_empty) {
-            self.warn(&path, "names no calls, so that the entry has no effect");
+            self.warn(&path, "is empty, so the entry has no effect");
         }
         let mut names = Vec::new();
         for (i, value) in list.into_iter().flatten().enumerate() {
@@ -553,11 +553,11 @@ mod tests {
             ),
             (
                 json!([{"name": name}, {"name": [{"service": "c"}, {"service": "a.B", "method": null}]}]),
-                "methodConfig[1].name[1]: expected a name of its own, found the one of methodConfig[0].name[0]",
+                "methodConfig[1].name[1]: expected a unique name, found that of methodConfig[0].name[0]",
             ),
             (
                 json!([{"name": [{}, {"service": ""}]}]),
-                "methodConfig[0].name[1]: expected a name of its own, found the one of methodConfig[0].name[0]",
+                "methodConfig[0].name[1]: expected a unique name, found that of methodConfig[0].name[0]",
             ),
             (
                 json!([{"name": name, "timeout": "0s"}]),
@@ -633,8 +633,8 @@ mod tests {
                  call max_encoding_message_size of the generated client instead",
                 "service config: methodConfig[0].maxResponseMessageBytes: is not applied; \
                  call max_decoding_message_size of the generated client instead",
-                "service config: methodConfig[1].name: names no calls, so that the entry has no effect",
-                "service config: methodConfig[2].name: names no calls, so that the entry has no effect",
+                "service config: methodConfig[1].name: is empty, so the entry has no effect",
+                "service config: methodConfig[2].name: is empty, so the entry has no effect",
                 "service config: healthCheckConfig: health checks by the client (A17) are not supported; \
                  an endpoint is healthy once connected",
             ]

@@ -63,7 +63,7 @@ impl ChannelTarget {
     pub(crate) fn parse_server_uri(text: &str) -> Result<ChannelTarget, TargetError> {
         let target = read(text).and_then(|target| match target.kind {
             TargetKind::Xds { .. } => {
-                Err("expected a place such as dns:///host:port, found a target that needs a control plane"
+                Err("expected an address such as dns:///host:port, found a target that needs a control plane"
                     .to_owned())
             }
             TargetKind::Dns { .. } | TargetKind::Fixed(_) => Ok(target),
@@ -106,7 +106,9 @@ fn read(text: &str) -> Result<ChannelTarget, String> {
     }
     if let Some(mark) = text.chars().find(|c| matches!(c, '?' | '#')) {
         let escaped = u32::from(mark);
-        return Err(format!("{mark} has no meaning in a target; write %{escaped:02X} if the name has one"));
+        return Err(format!(
+            "{mark} is not allowed in a target; write %{escaped:02X} if the name contains it"
+        ));
     }
     let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
     match scheme.to_ascii_lowercase().as_str() {
@@ -118,10 +120,9 @@ fn read(text: &str) -> Result<ChannelTarget, String> {
         "ipv6" => fixed(path("ipv6", "an authority", rest)?, "an IPv6 address in brackets", scoped),
         "unix" => unix(rest),
         "unix-abstract" => Err("abstract sockets are not supported; expected unix:/path".to_owned()),
-        "http" | "https" if rest.starts_with("//") => Err(
-            "expected dns:///host:port; whether TLS is used is said by the credentials, not by the target"
-                .to_owned(),
-        ),
+        "http" | "https" if rest.starts_with("//") => {
+            Err("expected dns:///host:port; the credentials configure TLS, not the target".to_owned())
+        }
         _ if rest.starts_with("//") => Err(format!("expected {SCHEMES}, found scheme {}", quoted(scheme))),
         // `orders:80` is a name with a port, not a scheme.
         _ => dns(text),
@@ -134,10 +135,9 @@ fn path<'a>(scheme: &str, what: &str, rest: &'a str) -> Result<&'a str, String> 
     match rest.split_once('/') {
         Some(("", path)) => Ok(path),
         None => Err(format!("expected three slashes, {scheme}:///..., or none, found two")),
-        Some((authority, _)) => Err(format!(
-            "expected {scheme}:///..., found {}, {what} between the slashes, which is not supported",
-            quoted(authority)
-        )),
+        Some((authority, _)) => {
+            Err(format!("expected {scheme}:///..., found {}: {what} is not supported", quoted(authority)))
+        }
     }
 }
 
@@ -491,7 +491,8 @@ mod tests {
             uri("unix:///etc/istio/proxy/XDS"),
             Ok(TargetKind::Fixed(vec!["unix:/etc/istio/proxy/XDS".into()]))
         );
-        let problem = "expected a place such as dns:///host:port, found a target that needs a control plane";
+        let problem =
+            "expected an address such as dns:///host:port, found a target that needs a control plane";
         assert_eq!(uri("xds:///orders"), Err(format!("server_uri \"xds:///orders\": {problem}")));
         assert!(uri("").is_err_and(|error| error.starts_with("server_uri \"\": expected xds:///name")));
     }
@@ -510,8 +511,7 @@ mod tests {
         let (v4, v6) = ("an IPv4 address", "an IPv6 address in brackets");
         let host = "expected a host, as in dns:///host:port".to_owned();
         let service = "expected the name of a service, as in xds:///orders".to_owned();
-        let tls =
-            "expected dns:///host:port; whether TLS is used is said by the credentials, not by the target";
+        let tls = "expected dns:///host:port; the credentials configure TLS, not the target";
         let cases: Vec<(&str, String)> = vec![
             ("", format!("expected {SCHEMES}")),
             ("http://orders:80", tls.to_owned()),
@@ -519,17 +519,15 @@ mod tests {
             ("etcd:///orders", format!("expected {SCHEMES}, found scheme \"etcd\"")),
             ("://orders", format!("expected {SCHEMES}, found scheme \"\"")),
             ("unix-abstract:orders", "abstract sockets are not supported; expected unix:/path".to_owned()),
-            ("orders:80?a=b", "? has no meaning in a target; write %3F if the name has one".to_owned()),
-            ("unix:/a#b", "# has no meaning in a target; write %23 if the name has one".to_owned()),
+            ("orders:80?a=b", "? is not allowed in a target; write %3F if the name contains it".to_owned()),
+            ("unix:/a#b", "# is not allowed in a target; write %23 if the name contains it".to_owned()),
             (
                 "dns://8.8.8.8/orders:80",
-                "expected dns:///..., found \"8.8.8.8\", a name server between the slashes, which is not supported"
-                    .to_owned(),
+                "expected dns:///..., found \"8.8.8.8\": a name server is not supported".to_owned(),
             ),
             (
                 "ipv4://a/1.2.3.4:80",
-                "expected ipv4:///..., found \"a\", an authority between the slashes, which is not supported"
-                    .to_owned(),
+                "expected ipv4:///..., found \"a\": an authority is not supported".to_owned(),
             ),
             ("dns://orders:80", "expected three slashes, dns:///..., or none, found two".to_owned()),
             ("dns:", host.clone()),
@@ -611,7 +609,7 @@ mod tests {
             (format!("{long}://"), "found scheme"),
             (format!("orders:{long}"), "expected a port"),
             (format!("orders:{}", "9".repeat(1000)), "expected a port"),
-            (format!("dns://{long}/orders"), "a name server between the slashes"),
+            (format!("dns://{long}/orders"), "a name server is not supported"),
             ("[".repeat(1000), "expected a host name"),
             (":".repeat(1000), "expected host:port"),
         ] {

@@ -72,6 +72,6 @@ async fn handshake(
         TlsConnector::from(config).connect(name, io).await.map_err(|error| describe_io_error(&error))?;
     match stream.get_ref().1.alpn_protocol() {
         Some(H2) => Ok(Box::new(TlsSocket::new(stream))),
-        _ => Err("the server does not confirm \"h2\" (ALPN), which gRPC needs".to_owned()),
+        _ => Err("the server did not select \"h2\" (ALPN), which gRPC requires".to_owned()),
     }
 }

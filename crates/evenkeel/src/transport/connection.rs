@@ -357,7 +357,7 @@ impl Disconnect {
 
     fn keepalive_timeout(address: &Address, timeout: Duration) -> Disconnect {
         let status = Status::unavailable(format!(
-            "connection to {address}: no answer to a keepalive ping within {timeout:?}"
+            "connection to {address}: no ACK of a keepalive PING within {timeout:?}"
         ));
         Disconnect { reason: DisconnectReason::TimedOut, status, too_many_pings: false }
     }

@@ -21,7 +21,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 /// dropped. The error's text follows the address in the status of failed RPCs.
 pub trait Connector: Send + Sync + 'static {
     /// Opens a byte stream to this address.
-    #[expect(clippy::type_complexity, reason = "an implementation has to spell it out as well")]
+    #[expect(clippy::type_complexity, reason = "implementations write the type out too")]
     fn connect(
         &self,
         address: &Address,
@@ -50,7 +50,7 @@ impl Connector for SocketConnector {
                 Address::Unix(path) => Box::new(UnixStream::connect(&*path).await?),
                 other => {
                     let text =
-                        format!("there are no sockets to {other}; expected an IP address or a unix socket");
+                        format!("unsupported address {other}; expected an IP address or a unix socket");
                     return Err(io::Error::new(io::ErrorKind::Unsupported, text));
                 }
             };

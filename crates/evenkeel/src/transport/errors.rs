@@ -58,9 +58,9 @@ fn describe_tls_error(error: &rustls::Error) -> String {
         rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(why))) => {
             format!("invalid peer certificate: {why}")
         }
-        rustls::Error::InvalidMessage(_) => format!("the server does not speak TLS ({error})"),
+        rustls::Error::InvalidMessage(_) => format!("the server does not support TLS ({error})"),
         rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
-            "the server does not take \"h2\" (ALPN), which gRPC needs".to_owned()
+            "the server rejected \"h2\" (ALPN), which gRPC requires".to_owned()
         }
         rustls::Error::AlertReceived(alert) => {
             format!("the server refused: {}", split_camel_case(&format!("{alert:?}")))

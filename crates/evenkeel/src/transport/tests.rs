@@ -183,8 +183,8 @@ async fn servers_that_do_not_are_refused_with_the_reason() {
         (Plan::new(ours.leaf(&many)), "orders", "..."),
         (Plan::new(other.leaf(&["orders"])), "orders", "it is not signed by a trusted CA (UnknownIssuer)"),
         (Plan::new(ours.for_clients(&["orders"])), "orders", "does not allow extended key usage"),
-        (Plan { alpn: &[], ..Plan::new(orders()) }, "orders", "does not confirm \"h2\" (ALPN)"),
-        (Plan { alpn: no_h2, ..Plan::new(orders()) }, "orders", "does not take \"h2\" (ALPN)"),
+        (Plan { alpn: &[], ..Plan::new(orders()) }, "orders", "did not select \"h2\" (ALPN)"),
+        (Plan { alpn: no_h2, ..Plan::new(orders()) }, "orders", "rejected \"h2\" (ALPN)"),
         (Plan::new(orders()), "orders:443", "expected a DNS name or an IP address, without a port"),
         (Plan::new(orders()), "", "expected a DNS name or an IP address"),
     ];
@@ -238,8 +238,8 @@ async fn tls_never_becomes_plaintext() {
     let ours = Authority::new("ours");
     let settings: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
     let rows = [
-        (settings, "the server does not speak TLS"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the server does not speak TLS"),
+        (settings, "the server does not support TLS"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the server does not support TLS"),
         (b"", "the server closed the connection"),
     ];
     for (answer, reason) in rows {
@@ -470,7 +470,7 @@ async fn unconnectable_addresses_are_reported() {
         ("unix:/no/such/socket", "no such file or directory (os error 2)"),
         #[cfg(target_os = "linux")]
         ("unix:\0evenkeel-no-such-socket", "connection refused (os error 111)"),
-        ("backend-1", "there are no sockets to backend-1; expected an IP address or a unix socket"),
+        ("backend-1", "unsupported address backend-1; expected an IP address or a unix socket"),
     ];
     for (address, reason) in rows {
         let error = error_of(open(address, &Credentials::insecure(), "orders").await);

@@ -61,7 +61,7 @@ async fn the_page_follows_the_process() {
     wait_for_shares(&page, &backends, [0.5, 0.5]).await;
 
     control.set(Cluster { name: "orders".to_owned(), ..Cluster::default() });
-    page.wait_for("document.querySelector('[data-resource=orders][data-kind=Cluster][data-status=NACKED] .error').textContent.includes('was not taken')").await;
+    page.wait_for("document.querySelector('[data-resource=orders][data-kind=Cluster][data-status=NACKED] .error').textContent.includes('was rejected')").await;
     page.wait_for("!document.querySelector('#hints').hidden").await;
     wait_for_shares(&page, &backends, [0.5, 0.5]).await;
     assert_eq!(page.problems(), [""; 0]);

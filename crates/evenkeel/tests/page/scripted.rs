@@ -215,7 +215,7 @@ pub(crate) fn busy_state(second: u64) -> Value {
     let mut state = state(second, &[channel(1, "xds:///orders", &fleet())]);
     let event = |number: u64, level: &str, subject: &str, text: &str| json!({ "number": number, "at": START + number * 8000, "level": level, "subject": subject, "text": text });
     state["events"] = json!([
-        event(1, "info", "xds:///orders", "channel made"),
+        event(1, "info", "xds:///orders", "channel created"),
         event(2, "mark", "", "act 1: round robin"),
         event(3, "warning", "small-1", "busier than it can bear"),
         event(4, "error", "small-1", "connection lost"),

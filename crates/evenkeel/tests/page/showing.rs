@@ -45,7 +45,7 @@ async fn uneven_balance_is_reported_with_the_endpoints() {
     assert_eq!(text(&page, "#headline").await, "Overloaded");
     assert_eq!(
         text(&page, "#because").await,
-        "small-1 is past what it can do (up to 120%) while small-2 has room (38%)."
+        "small-1 is above its capacity (up to 120%) while small-2 has spare capacity (38%)."
     );
     assert_eq!(page.eval::<String>("document.querySelector('#verdict').dataset.level").await, "bad");
 
@@ -103,7 +103,7 @@ async fn uneven_balance_is_reported_with_the_endpoints() {
     let at_rest = state(11, &[resting]);
     script.say(at_rest.clone());
     shown(&page, &at_rest).await;
-    assert_eq!(text(&page, "#headline").await, "At rest");
+    assert_eq!(text(&page, "#headline").await, "Idle");
     assert_eq!(page.problems(), [""; 0]);
 }
 
@@ -240,7 +240,7 @@ async fn a_lost_server_is_reported_until_it_returns() {
     script.go(true);
     page.wait_for("document.body.dataset.connected === 'false' && !document.querySelector('#banner').hidden")
         .await;
-    page.wait_for("/What you see is \\d+ s old/.test(document.querySelector('#banner').innerText)").await;
+    page.wait_for("/The data is \\d+ s old/.test(document.querySelector('#banner').innerText)").await;
     assert_eq!(
         page.eval::<String>("getComputedStyle(document.querySelector('main')).filter").await,
         "grayscale(1)"
@@ -278,12 +278,14 @@ async fn a_rejected_resource_shows_the_reason() {
     let row = "[data-resource=orders][data-kind=Cluster]";
     assert_eq!(text(&page, &format!("{row} .chip")).await, "nacked");
     assert_eq!(text(&page, &format!("{row} [data-field=version]")).await, "3");
-    let told = "Version 4 was not taken 2 s ago: cluster \"orders\": unknown policy \"fastest\"\nand more";
+    let told = "Version 4 was rejected 2 s ago: cluster \"orders\": unknown policy \"fastest\"\nand more";
     assert_eq!(text(&page, &format!("{row} .error")).await, told);
-    assert_eq!(text(&page, "#config-age").await, "1 refused");
+    assert_eq!(text(&page, "#config-age").await, "1 rejected");
     assert_eq!(text(&page, "#plane").await, "lost");
     assert!(
-        text(&page, "#because").await.ends_with("1 resource was refused; what came before stays in force.")
+        text(&page, "#because")
+            .await
+            .ends_with("1 resource was rejected; the previous version stays in use.")
     );
     assert_eq!(text(&page, "#headline").await, "On an even keel", "no endpoint is affected yet");
 }

@@ -320,7 +320,7 @@ async fn a_black_hole_is_found_by_keepalive() {
     assert_eq!(counts.failed.len(), failed);
     for status in counts.failed {
         assert_eq!(status.code(), Code::Unavailable);
-        let text = format!("connection to {}: no answer to a keepalive ping within 2s", proxy.address());
+        let text = format!("connection to {}: no ACK of a keepalive PING within 2s", proxy.address());
         assert_eq!(status.message(), text);
     }
 }
@@ -369,7 +369,7 @@ async fn a_port_that_is_open_is_not_yet_an_endpoint() {
     let channel = over([silent.address()]).connect_timeout(Duration::from_millis(200)).build().unwrap();
     let status = unary(&channel).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    let text = format!("connecting to {}: no answer in time", silent.address());
+    let text = format!("connecting to {}: timed out", silent.address());
     assert!(status.message().contains(&text), "{status}");
 }
 

@@ -304,9 +304,9 @@ async fn calls_report_how_their_connection_ended() {
         to(peer.address()).keepalive(Duration::from_millis(200), Duration::from_millis(100)).build().unwrap();
     // h2 has one error code for all parse errors.
     let broken = if crate::is_over_h2() {
-        "the peer broke HTTP/2 or a limit (PROTOCOL_ERROR)"
+        "the peer violated HTTP/2 or a limit (PROTOCOL_ERROR)"
     } else {
-        "the peer broke HTTP/2 or a limit (FRAME_SIZE_ERROR)"
+        "the peer violated HTTP/2 or a limit (FRAME_SIZE_ERROR)"
     };
     let ends: [(&str, End); 5] = [
         ("closed by the peer", |conn, _| {
@@ -329,7 +329,7 @@ async fn calls_report_how_their_connection_ended() {
                 None
             })
         }),
-        ("no answer to a keepalive ping within 100ms", |mut conn, _| {
+        ("no ACK of a keepalive PING within 100ms", |mut conn, _| {
             Box::pin(async move {
                 conn.mute_pings();
                 conn.closed().await;
@@ -393,7 +393,7 @@ async fn a_response_that_is_not_grpc_is_described() {
             }
             let failed = call.await.unwrap().unwrap_err();
             let expected =
-                format!("endpoint {}: expected a gRPC answer, found HTTP status {status}", peer.address());
+                format!("endpoint {}: expected a gRPC response, found HTTP status {status}", peer.address());
             assert_eq!(failed.code(), code, "{failed}");
             assert!(failed.message().starts_with(&expected), "{failed}, expected {expected}");
             assert!(failed.message().ends_with(&format!(" and content type {kind_of:?}")), "{failed}");

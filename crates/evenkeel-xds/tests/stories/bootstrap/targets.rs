@@ -101,8 +101,12 @@ fn targets_without_a_listener_are_rejected_with_a_reason() {
         (&none, "xds:///", name.into()),
         (&none, "xds://a", name.into()),
         (&none, "dns:///orders", "expected scheme xds, found \"dns\"".into()),
-        (&none, "xds:///orders?a=b", "? has no meaning in a target; write %3F if the name has one".into()),
-        (&none, "xds:///orders#a", "# has no meaning in a target; write %23 if the name has one".into()),
+        (
+            &none,
+            "xds:///orders?a=b",
+            "? is not allowed in a target; write %3F if the name contains it".into(),
+        ),
+        (&none, "xds:///orders#a", "# is not allowed in a target; write %23 if the name contains it".into()),
         (&none, "xds:///100%", "\"100%\": expected two hexadecimal digits after each %".into()),
         (
             &none,

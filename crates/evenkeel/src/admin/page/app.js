@@ -186,7 +186,7 @@ function showConfig(resources) {
   const refused = resources.filter((one) => one.status === 'NACKED').length;
   put($('config'), newest ? newest.version || '–' : '–');
   mark($('config'), 'title', newest?.version ?? null);
-  put($('config-age'), refused ? `${refused} refused` : newest ? ago(state.at - newest.updated) : '');
+  put($('config-age'), refused ? `${refused} rejected` : newest ? ago(state.at - newest.updated) : '');
   mark($('config-age'), 'data-level', refused ? 'bad' : null);
 }
 
@@ -207,7 +207,7 @@ function showConnection() {
   shape($('live').firstElementChild, isLive ? 'good' : state ? 'bad' : 'busy');
   put($('live-text'), isLive ? 'live' : state ? 'lost' : 'connecting');
   hide($('banner'), isLive || (!state && attempts === 0));
-  put($('banner-age'), state ? `What you see is ${age(Date.now() - heardAt)} old.` : '');
+  put($('banner-age'), state ? `The data is ${age(Date.now() - heardAt)} old.` : '');
 }
 
 function useTheme(theme) {

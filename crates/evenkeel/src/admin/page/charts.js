@@ -14,7 +14,7 @@ const SVG = 'http://www.w3.org/2000/svg';
 
 const KINDS = {
   rate: { show: rate, axis: roughly, none: 'no calls yet', rest: 'all others', isStacked: true, floor: 1, word: 'Calls per second' },
-  busy: { show: busy, axis: busy, none: 'no endpoint reports how busy it is', rest: 'highest other', line: 1, floor: 1.1, word: 'How busy' },
+  busy: { show: busy, axis: busy, none: 'no endpoint reports its utilization', rest: 'highest other', line: 1, floor: 1.1, word: 'Utilization' },
   latency: { show: millis, axis: roughly, none: 'no call has ended yet', rest: 'highest other', isLog: true, floor: 10, word: 'p99 in milliseconds' },
 };
 
@@ -112,7 +112,7 @@ class Chart {
   constructor(figure, kind, all) {
     Object.assign(this, { figure, kind, all, top: kind.floor, width: 400 });
     figure.chart = this;
-    this.svg = make('svg', { class: 'plot', tabindex: '0', role: 'slider', 'aria-label': `${kind.word}: look back with the arrow keys` });
+    this.svg = make('svg', { class: 'plot', tabindex: '0', role: 'slider', 'aria-label': `${kind.word}: arrow keys show earlier values` });
     this.grid = make('g', { class: 'grid' });
     this.marks = make('g', { class: 'marks' });
     this.lines = make('g', { class: 'lines' });

@@ -122,7 +122,7 @@ export class EndpointTable {
     // Moving bars are pleasant among few and costly among many.
     mark(this.body, 'data-many', rows.length > 24 ? '' : null);
     this.showHeads(keys.length, shown.length);
-    put($('nothing'), endpoints.length ? 'No endpoint is called so.' : 'No endpoints yet.');
+    put($('nothing'), endpoints.length ? 'No endpoint matches.' : 'No endpoints yet.');
     hide($('nothing'), shown.length > 0);
   }
 

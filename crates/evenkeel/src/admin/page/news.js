@@ -69,7 +69,7 @@ function showResource(key, resource, now) {
   if (resource.error) {
     const { version: refused, details, at } = resource.error;
     const when = at == null ? '' : ` ${ago(now - at)}`;
-    put(error, `${refused ? `Version ${refused}` : 'An update'} was not taken${when}: ${details}`);
+    put(error, `${refused ? `Version ${refused}` : 'An update'} was rejected${when}: ${details}`);
   }
   return row;
 }

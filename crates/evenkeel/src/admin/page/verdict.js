@@ -58,15 +58,15 @@ export function judge(channel, missOf, clients) {
 /** What the configuration suffers from. It hurts nobody yet, so it is never the headline. */
 function* configuration(clients) {
   const servers = clients.flatMap((client) => client.servers);
-  if (servers.length && servers.every((server) => !server.connected)) yield 'The control plane is lost; what it said last stays in force.';
+  if (servers.length && servers.every((server) => !server.connected)) yield 'The control plane is not connected; its last resources stay in use.';
   const refused = clients.flatMap((client) => client.resources).filter((resource) => resource.status === 'NACKED').length;
-  if (refused) yield `${refused} ${refused > 1 ? 'resources were' : 'resource was'} refused; what came before stays in force.`;
+  if (refused) yield `${refused} ${refused > 1 ? 'resources were' : 'resource was'} rejected; the previous ${refused > 1 ? 'versions stay' : 'version stays'} in use.`;
 }
 
 function balance(channel, missOf) {
   const { endpoints, traffic } = channel;
-  if (!channel.tree) return idle('At rest', 'The channel has had no calls for a while and holds no connections.');
-  if (endpoints.length === 0) return idle('No endpoints', 'The channel does not know whom to call.');
+  if (!channel.tree) return idle('Idle', 'The channel is IDLE: it has no calls and no connections.');
+  if (endpoints.length === 0) return idle('No endpoints', 'The channel has received no endpoints.');
   const findings = [...failing(channel), ...overloaded(endpoints), ...down(endpoints), ...uneven(endpoints, missOf)];
   if (findings.length === 0) {
     return traffic.rate > 0 ? good(endpoints) : idle('No calls', `${ready(endpoints)} of ${endpoints.length} endpoints are ready.`);
@@ -101,12 +101,12 @@ function* overloaded(endpoints) {
   const idlest = lowest(endpoints.filter((endpoint) => endpoint.state === 'READY' && !endpoint.unused), 'utilization');
   const past = busiest.utilization >= 1;
   const room = idlest && idlest.utilization < busiest.utilization / 2
-    ? ` while ${nameOf(idlest)} has room (${busy(idlest.utilization)})` : '';
+    ? ` while ${nameOf(idlest)} has spare capacity (${busy(idlest.utilization)})` : '';
   const who = `${names(over)} ${over.length > 1 ? 'are' : 'is'}`;
   yield {
     level: past ? 'bad' : 'warn',
-    headline: past ? 'Overloaded' : room ? 'Lopsided' : 'Busy',
-    because: `${who} ${busiest.utilization > 1.005 ? 'past' : past ? 'at the limit of' : 'close to'} what ${over.length > 1 ? 'they' : 'it'} can do (up to ${busy(busiest.utilization)})${room}.`,
+    headline: past ? 'Overloaded' : room ? 'Imbalanced' : 'Busy',
+    because: `${who} ${busiest.utilization > 1.005 ? 'above' : past ? 'at' : 'close to'} ${over.length > 1 ? 'their' : 'its'} capacity (up to ${busy(busiest.utilization)})${room}.`,
   };
 }
 
@@ -115,10 +115,10 @@ function* down(endpoints) {
   if (gone.length === 0) return;
   const all = gone.length === endpoints.length;
   const why = gone.length === 1 && gone[0].unused ? `: ${whyOf(gone[0]).split(';')[0]}` : '';
-  const rest = all ? '' : ' The others carry the calls.';
+  const rest = all ? '' : ' The others get the calls.';
   yield {
     level: all ? 'bad' : 'warn',
-    headline: all ? 'Nothing is reachable' : `${gone.length} of ${endpoints.length} endpoints down`,
+    headline: all ? 'No endpoint is reachable' : `${gone.length} of ${endpoints.length} endpoints down`,
     because: `${names(gone)} ${gone.length > 1 ? 'get' : 'gets'} no calls${why}.${rest}`,
   };
 }

@@ -103,7 +103,7 @@ pub(super) async fn run_connect_attempt(
         }
         Ok(Err(status)) => connecting.report(ConnectionEvent::Failed(id, status, spent)),
         Err(_) => {
-            let status = Status::unavailable(format!("connecting to {address}: no answer in time"));
+            let status = Status::unavailable(format!("connecting to {address}: timed out"));
             connecting.report(ConnectionEvent::Failed(id, status, spent));
         }
     }

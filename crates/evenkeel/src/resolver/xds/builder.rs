@@ -35,7 +35,7 @@ const KEEPALIVE: KeepaliveParams = KeepaliveParams {
 };
 
 /// Settings of an xDS client, created by [`XdsClient::builder`].
-#[must_use = "it is a description; `build` makes a client of it"]
+#[must_use = "a builder does nothing until `build`"]
 pub struct XdsClientBuilder {
     bootstrap: Bootstrap,
     registry: Registry,

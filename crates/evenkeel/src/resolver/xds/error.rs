@@ -29,7 +29,7 @@ impl fmt::Display for XdsError {
         match &self.kind {
             XdsErrorKind::Bootstrap(error) => error.fmt(f),
             XdsErrorKind::Target(error) => error.fmt(f),
-            XdsErrorKind::Gone => f.write_str("the thread of the xDS client is not running"),
+            XdsErrorKind::Gone => f.write_str("the xDS client thread is not running"),
         }
     }
 }

@@ -105,7 +105,7 @@ impl ServerConnection {
             TargetKind::Fixed(addresses) => addresses.clone(),
             TargetKind::Dns { host, port } => dialer.resolve(host, *port).await?,
             TargetKind::Xds { .. } => {
-                return Err(Status::unavailable("a control plane cannot be found by xDS"));
+                return Err(Status::unavailable("an xDS target cannot be the address of a control plane"));
             }
         };
         let connection = Arc::new(dial(dialer, addresses, &credentials, target.host()).await?);
@@ -120,7 +120,7 @@ impl ServerConnection {
         match read {
             Ok(Ok(credentials)) => Ok(credentials),
             Ok(Err(error)) => Err(Status::unavailable(error.to_string())),
-            Err(_) => Err(Status::unavailable("the credentials could not be read: the client ends")),
+            Err(_) => Err(Status::unavailable("credentials not loaded: the xDS client is shutting down")),
         }
     }
 }

@@ -132,13 +132,13 @@ fn check_head(head: &ResponseHeaders) -> Result<(), Status> {
         return Err(from_tonic(&status));
     }
     if head.status != http::StatusCode::OK {
-        let text = format!("expected an answer of gRPC, found HTTP status {}", head.status.as_u16());
+        let text = format!("expected a gRPC response, found HTTP status {}", head.status.as_u16());
         return Err(Status::new(status::code_of_http(head.status), text));
     }
     let kind = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
     if !kind.starts_with(b"application/grpc") {
         let kind = quoted(&String::from_utf8_lossy(kind));
-        let text = format!("expected an answer of gRPC, found content-type {kind}");
+        let text = format!("expected a gRPC response, found content-type {kind}");
         return Err(Status::new(Code::Unknown, text));
     }
     Ok(())
@@ -214,8 +214,8 @@ pub(super) fn encode_frame(message: &impl Message) -> Bytes {
     let len = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(PREFIX + len);
     bytes.put_u8(0);
-    bytes.put_u32(u32::try_from(len).expect("a request has names and counts, far below 4 GiB"));
-    message.encode(&mut bytes).expect("there is room for all of it");
+    bytes.put_u32(u32::try_from(len).expect("a request consists of names and counts, far below 4 GiB"));
+    message.encode(&mut bytes).expect("the buffer grows as needed");
     bytes.freeze()
 }
 
@@ -224,7 +224,7 @@ fn take(buffer: &mut BytesMut, limit: usize) -> Result<Option<Bytes>, String> {
     let Some((prefix, _)) = buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
     let [compressed, len @ ..] = *prefix;
     if compressed != 0 {
-        return Err("sent a compressed response, although we said that we take none".to_owned());
+        return Err("sent a compressed response, which this client does not accept".to_owned());
     }
     let len = u32::from_be_bytes(len) as usize;
     // Before the payload arrives, so that a message above the limit is not buffered.

@@ -130,7 +130,7 @@ impl StreamSet {
         stream.waiting += 1;
         if stream.waiting > MAX_WAITING {
             stream.task.abort();
-            let text = format!("the server does not read: {MAX_WAITING} messages wait to be sent");
+            let text = format!("the server stopped reading: {MAX_WAITING} messages are queued");
             let closed = StreamEvent::Closed(Status::new(Code::ResourceExhausted, text));
             // Through the queue: `record` must see the end before the client does.
             let _ = self.events.send(WorkerEvent::StreamEvent(key, closed));
@@ -227,7 +227,7 @@ mod tests {
         let event = next(&mut happened).await;
         streams.record(key, &event);
         assert!(
-            matches!(&event, StreamEvent::Closed(status) if status.message().contains("does not read")),
+            matches!(&event, StreamEvent::Closed(status) if status.message().contains("stopped reading")),
             "{event:?}"
         );
         assert!(streams.is_empty());

@@ -382,7 +382,7 @@ async fn unreachable_servers_are_named_in_the_status() {
         (format!("ipv4:{refused},{refused}"), insecure(), "connection refused"),
         ("unix:/nowhere/at/all".to_owned(), insecure(), "no such file or directory"),
         ("dns:///nowhere.invalid:80".to_owned(), insecure(), "dns name \\\"nowhere.invalid\\\""),
-        (plain.address().to_string(), tls(file), "the server does not speak TLS"),
+        (plain.address().to_string(), tls(file), "the server does not support TLS"),
         (plain.address().to_string(), tls("/nowhere/ca.pem"), "/nowhere/ca.pem"),
         ("xds:///nested".to_owned(), insecure(), "needs a control plane"),
     ];

@@ -447,7 +447,7 @@ impl XdsWorker {
                     let connect_timeout = evenkeel_core::Backoff::default().min_connect_timeout;
                     self.streams.open(StreamKey::Load(stream), config, LOAD_STATS, Some(connect_timeout));
                 } else {
-                    let status = Status::new(Code::NotFound, "the bootstrap has no such server");
+                    let status = Status::new(Code::NotFound, "the server is not in the bootstrap");
                     self.reporter.handle_closed(stream, &status, clock::now());
                 }
             }

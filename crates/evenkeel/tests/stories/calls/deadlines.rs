@@ -27,7 +27,7 @@ fn timed<T>(message: T, timeout: Duration) -> Request<T> {
 }
 
 fn is_late(status: &Status, waiting_for: &str) {
-    let text = format!("the deadline passed: {waiting_for}");
+    let text = format!("deadline exceeded: {waiting_for}");
     assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, text.as_str()));
 }
 
@@ -79,8 +79,8 @@ async fn calls_are_late_wherever_they_wait() {
     let backend = Backend::start().await;
     let address = backend.address();
     let mut client = client(&backend);
-    let not_answered = format!("endpoint {address} has not answered");
-    let not_finished = format!("endpoint {address} has not finished its answer");
+    let not_answered = format!("endpoint {address} has not sent response headers");
+    let not_finished = format!("endpoint {address} has not completed its response");
 
     // A peer that accepts and stays silent is not READY. A refusing peer does not fail wait-for-ready calls.
     let silent = Proxy::to(address).await;
@@ -138,7 +138,7 @@ async fn a_busy_response_exceeds_its_deadline() {
                 Err(status) => break status,
             }
         };
-        is_late(&status, &format!("endpoint {} has not finished its answer", backend.address()));
+        is_late(&status, &format!("endpoint {} has not completed its response", backend.address()));
         assert!(!reads_late || read < 10, "{read} messages after the deadline");
         backend.wait_until(|backend| backend.in_flight() == 0).await;
     }
@@ -157,7 +157,7 @@ async fn a_cancelled_call_may_be_a_late_one() {
     assert!(poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await.is_pending());
     tokio::time::sleep(2 * SHORT).await;
     let address = server.target().replace("ipv4:", "");
-    is_late(&call.await.unwrap_err(), &format!("endpoint {address} has not answered"));
+    is_late(&call.await.unwrap_err(), &format!("endpoint {address} has not sent response headers"));
     let in_time = client.unary(timed(request(""), super::LONG)).await.unwrap_err();
     assert_eq!((in_time.code(), in_time.message()), (Code::Cancelled, "Timeout expired"));
 }
@@ -173,7 +173,7 @@ async fn the_shorter_deadline_counts() {
     let channel = to([&backend]).service_config(config).build().unwrap();
     within(channel.ready()).await.unwrap();
     let mut client = super::Client::new(channel);
-    let not_answered = format!("endpoint {} has not answered", backend.address());
+    let not_answered = format!("endpoint {} has not sent response headers", backend.address());
     let status = within(client.unary(endless(0))).await.unwrap_err();
     is_late(&status, &not_answered);
     let status = within(client.unary(timed(endless(0), Duration::from_secs(3600)))).await.unwrap_err();

@@ -161,7 +161,7 @@ async fn policies_may_panic() {
     set(&wrongs.pick, true);
     for _ in 0..1000 {
         let status = within(client.unary(request(""))).await.unwrap_err();
-        let text = "the load balancing policy panicked while it picked";
+        let text = "the load balancing policy panicked in pick";
         assert_eq!((status.code(), status.message()), (Code::Internal, text));
     }
     set(&wrongs.pick, false);

@@ -68,7 +68,7 @@ async fn both_sides_are_authenticated() {
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     let plain = Backend::start().await;
     let status = call(&plain, trusting()).await.unwrap_err();
-    assert!(status.message().contains("the server does not speak TLS"), "{status}");
+    assert!(status.message().contains("the server does not support TLS"), "{status}");
     assert_eq!((open.calls(), closed.calls(), plain.calls()), (calls.0, calls.1, 0), "no call got through");
 }
 

@@ -83,7 +83,10 @@ async fn invalid_settings_fail_build() {
         (target(""), r#"target "": expected "#),
         (target("etcd:///orders"), r#"target "etcd:///orders": expected "#),
         (target("ipv4:orders:80"), r#"target "ipv4:orders:80": expected an IPv4 address and a port"#),
-        (target("https://orders"), r#"target "https://orders": expected dns:///host:port; whether TLS"#),
+        (
+            target("https://orders"),
+            r#"target "https://orders": expected dns:///host:port; the credentials configure TLS"#,
+        ),
         (config("{"), "service config: cannot be read as JSON: "),
         (config("[]"), "service config: expected an object, found "),
         (
@@ -123,7 +126,7 @@ async fn invalid_settings_fail_build() {
 #[test]
 fn a_channel_needs_a_runtime() {
     let error = crate::builder("ipv4:127.0.0.1:1").build().unwrap_err();
-    assert_eq!(error.to_string(), "a channel is made within a tokio runtime, and there is none here");
+    assert_eq!(error.to_string(), "a channel must be built within a tokio runtime, found none");
 }
 
 /// The server sees the configured authority, and the user agent followed by evenkeel's own. A header of the

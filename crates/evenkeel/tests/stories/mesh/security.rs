@@ -263,8 +263,8 @@ async fn without_certificates_there_is_no_connection() {
             "own",
             r#"client certificate file "DIR/tls.crt": cannot be read: No such file or directory"#,
         ),
-        (&|| {}, tls("me", None), "me", "the bootstrap gives it no ca_certificate_file"),
-        (&|| {}, tls("roots", Some("roots")), "roots", "the bootstrap gives it no certificate_file and"),
+        (&|| {}, tls("me", None), "me", "the bootstrap does not set its ca_certificate_file"),
+        (&|| {}, tls("roots", Some("roots")), "roots", "the bootstrap does not set its certificate_file and"),
     ];
     for (change, context, provider, why) in &mut steps {
         change();

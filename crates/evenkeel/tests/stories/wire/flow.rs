@@ -61,7 +61,10 @@ async fn calls_wait_for_a_peer_that_takes_none() {
     let mut short = Request::new(message(b"short"));
     short.set_timeout(Duration::from_millis(20));
     let status = EchoClient::new(channel.clone()).unary(short).await.unwrap_err();
-    let text = format!("the deadline passed: endpoint {} takes no more calls at once", peer.address());
+    let text = format!(
+        "deadline exceeded: endpoint {} has reached its maximum of concurrent streams",
+        peer.address()
+    );
     assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, &*text));
     next.respond(streams[1], b"", 0).await.unwrap();
     for call in calls {

@@ -199,42 +199,40 @@ impl Metric {
     /// Returns the description that exporters attach to the instrument.
     pub fn description(self) -> &'static str {
         match self {
-            Metric::AttemptStarted => "Attempts started, also those that are still under way",
-            Metric::AttemptDuration => "How long attempts took, the choice of an endpoint included",
-            Metric::AttemptSentSize => {
-                "Bytes of all request messages of an attempt, compressed, without framing"
-            }
+            Metric::AttemptStarted => "Number of attempts started, including those in progress",
+            Metric::AttemptDuration => "End-to-end time of an attempt, including the pick",
+            Metric::AttemptSentSize => "Compressed request message bytes sent per attempt, without framing",
             Metric::AttemptReceivedSize => {
-                "Bytes of all response messages of an attempt, compressed, without framing"
+                "Compressed response message bytes received per attempt, without framing"
             }
-            Metric::CallDuration => "How long calls took, as the application sees it",
-            Metric::CallRetries => "Retries of a call that had any",
-            Metric::CallTransparentRetries => "Transparent retries of a call that had any",
-            Metric::CallRetryDelay => "How long a call that was retried waited between its attempts",
+            Metric::CallDuration => "End-to-end time of an RPC from the application's perspective",
+            Metric::CallRetries => "Number of retries of a call, if it had any",
+            Metric::CallTransparentRetries => "Number of transparent retries of a call, if it had any",
+            Metric::CallRetryDelay => "Total time without an active attempt during a retried call",
             Metric::WrrRrFallback => {
-                "Scheduler updates with too few usable weights, which fell back to round robin"
+                "Number of scheduler updates with too few usable weights, which fell back to round robin"
             }
             Metric::WrrEndpointWeightNotYetUsable => {
-                "Endpoints of each scheduler update without a usable weight yet"
+                "Number of endpoints without a usable weight yet, per scheduler update"
             }
-            Metric::WrrEndpointWeightStale => "Endpoints of each scheduler update whose weight has expired",
+            Metric::WrrEndpointWeightStale => {
+                "Number of endpoints whose weight has expired, per scheduler update"
+            }
             Metric::WrrEndpointWeights => {
-                "The weight of each endpoint at each scheduler update, 0 if not usable"
+                "Weight of each endpoint, recorded on every scheduler update; 0 if unusable"
             }
-            Metric::OutlierEjectionsEnforced => "Outliers that were ejected",
-            Metric::OutlierEjectionsUnenforced => "Outliers that were not ejected",
-            Metric::SubchannelDisconnections => "Connections that were lost or closed",
-            Metric::SubchannelConnectionAttemptsSucceeded => "Connection attempts that succeeded",
-            Metric::SubchannelConnectionAttemptsFailed => "Connection attempts that failed",
-            Metric::SubchannelOpenConnections => "Connections that are open",
-            Metric::XdsConnected => "Whether there is a working ADS stream to the xDS server",
-            Metric::XdsServerFailure => "How often the xDS server went from healthy to unhealthy",
-            Metric::XdsResourceUpdatesValid => "Resources received that were valid, unchanged ones too",
-            Metric::XdsResourceUpdatesInvalid => "Resources received that were invalid",
-            Metric::XdsResources => "Resources by state",
-            Metric::LoadReportsIgnored => {
-                "Load reports that a policy wanted and of which something is no use, by reason"
-            }
+            Metric::OutlierEjectionsEnforced => "Number of enforced outlier ejections",
+            Metric::OutlierEjectionsUnenforced => "Number of outlier ejections that were not enforced",
+            Metric::SubchannelDisconnections => "Number of disconnections of the selected subchannel",
+            Metric::SubchannelConnectionAttemptsSucceeded => "Number of successful connection attempts",
+            Metric::SubchannelConnectionAttemptsFailed => "Number of failed connection attempts",
+            Metric::SubchannelOpenConnections => "Number of open connections",
+            Metric::XdsConnected => "Whether the xDS client has a working ADS stream to the server",
+            Metric::XdsServerFailure => "Number of times the xDS server went from healthy to unhealthy",
+            Metric::XdsResourceUpdatesValid => "Number of valid resources received, including unchanged ones",
+            Metric::XdsResourceUpdatesInvalid => "Number of invalid resources received",
+            Metric::XdsResources => "Number of xDS resources by cache state",
+            Metric::LoadReportsIgnored => "Number of load reports with ignored content, by reason",
         }
     }
 

@@ -88,7 +88,7 @@ async fn names_that_are_accepted_and_not() {
             Some(r#"exact "10.0.0.2", exact "nobody""#),
         ),
         (&named, accepting(&[regex("ns/shop")]), Some(r#"accepts regex "ns/shop""#)),
-        (&nameless, accepting(&[exact("nobody")]), Some("it has no name (SAN); the cluster accepts")),
+        (&nameless, accepting(&[exact("nobody")]), Some("the certificate has no SAN; the cluster accepts")),
     ];
     for (front, context, refused) in &rows {
         let (_control, channel) = service(pay(context), &[front.address()], &parts.folder).await;
