@@ -152,7 +152,7 @@ async fn a_resource_that_is_rejected() {
     assert_eq!(line("routes orders").trim_start(), "└─ routes orders NACKED (version 1, just now)");
     assert_eq!(line("still serving"), "      ├─ NACKED version 2, just now: still serving version 1");
     let details = line("virtual_hosts[0].domains[0]");
-    assert!(details.contains("what xDS server \"CONTROL\" sent cannot be used"), "{details}");
+    assert!(details.contains("invalid resource from xDS server \"CONTROL\""), "{details}");
     assert!(shown.contains("all calls → pay"), "the one in use is shown:\n{shown}");
 }
 

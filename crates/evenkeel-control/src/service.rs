@@ -98,7 +98,7 @@ impl DiscoveryService {
     fn handle_request(&self, request: http::Request<Body>) -> Result<http::Response<Body>, Status> {
         let path = request.uri().path();
         let Some(call) = ServiceMethod::of(path) else {
-            return Err(Status::unimplemented(format!("no method {path:?} here")));
+            return Err(Status::unimplemented(format!("unknown method {path:?}")));
         };
         let peer = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         let limits = self.cache.client_limits();
@@ -122,7 +122,7 @@ impl DiscoveryService {
             }
             ServiceMethod::LoadStats => {
                 if !self.cache.open_lrs() {
-                    return Err(Status::unimplemented("this control plane takes no load reports"));
+                    return Err(Status::unimplemented("this control plane does not accept load reports"));
                 }
                 tokio::spawn(load_stats(self.cache.clone(), requests(request, max_bytes), sender));
             }
@@ -136,7 +136,7 @@ impl DiscoveryService {
 
     fn open(&self, variant: ProtocolVariant, peer: Option<SocketAddr>) -> Result<ClientStream, Status> {
         let client_stream = self.cache.open(variant, peer);
-        client_stream.ok_or_else(|| Status::unavailable("this control plane serves one stream only"))
+        client_stream.ok_or_else(|| Status::unavailable("this control plane accepts only one stream"))
     }
 }
 

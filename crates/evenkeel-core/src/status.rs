@@ -132,7 +132,10 @@ impl Status {
             return self;
         }
         let Status { code, message } = self;
-        Status::new(Code::Internal, format!("load balancing gave the reserved status {code:?}: {message}"))
+        Status::new(
+            Code::Internal,
+            format!("the load balancing policy returned the reserved status {code:?}: {message}"),
+        )
     }
 }
 

@@ -92,7 +92,7 @@ impl KernelCounters {
         let quota = self.quota();
         let used = match &quota {
             Some(quota) => group_time(&quota.group)?,
-            None => process.ok_or("this system does not tell the CPU time of a process")?,
+            None => process.ok_or("this system does not report the CPU time of a process")?,
         };
         Ok(CpuCounters { quota, used, idle: self.idle()? })
     }
@@ -689,7 +689,7 @@ mod tests {
         let host = Host::new();
         assert_eq!(
             host.meter.counts(None).unwrap_err(),
-            "this system does not tell the CPU time of a process"
+            "this system does not report the CPU time of a process"
         );
     }
 

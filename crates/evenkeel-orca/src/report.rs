@@ -213,7 +213,7 @@ impl fmt::Display for IgnoredReason {
             IgnoredReason::TooManyNames => write!(f, "a load report with more than {MAX_NAMES} names; it is not used"),
             IgnoredReason::Malformed => f.write_str("a load report that cannot be decoded; it is not used"),
             IgnoredReason::InvalidValue => f.write_str(
-                "a load report with a value that is not finite, or negative where nothing is; the value is not used",
+                "a load report with a value that is not finite, or negative where that is invalid; the value is not used",
             ),
         }
     }

@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let bad = load_assignment("orders-eu", &["10.0.0.9:80", "10.0.0.9:80"]);
     println!();
-    walk.send("an address that stands twice", &bad);
+    walk.send("a duplicate address", &bad);
     println!("\nand the calls go on: {}", walk.calls(6));
     walk.show_stages()
 }

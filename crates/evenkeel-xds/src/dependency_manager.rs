@@ -511,7 +511,7 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
                 None => Some(self.combine(name, members)),
                 Some(member) if on_path.contains(member) => {
                     let text =
-                        format!("cluster {name:?}: aggregate clusters form a circle through {member:?}");
+                        format!("cluster {name:?}: aggregate clusters form a cycle through {member:?}");
                     // An error is final, so nothing is missing.
                     Some(ClusterSubtree { tree: Err(Status::unavailable(text)), is_complete: true })
                 }

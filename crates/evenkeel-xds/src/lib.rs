@@ -24,7 +24,7 @@
 // saturates, are exempt (see clippy.toml).
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-#[expect(clippy::indexing_slicing, reason = "servers and authorities are lists of its own that never shrink")]
+#[expect(clippy::indexing_slicing, reason = "servers and authorities are fixed lists that never shrink")]
 pub mod ads;
 pub mod bootstrap;
 pub mod dependency_manager;

@@ -188,7 +188,7 @@ impl LrsClient {
         }
         if response.report_endpoint_granularity {
             warn(
-                "load per endpoint is asked for and not reported: localities are the smallest unit"
+                "load per endpoint is requested but not reported: localities are the smallest unit"
                     .to_owned(),
             );
         }
@@ -211,7 +211,7 @@ impl LrsClient {
                 // Log once until the next response.
                 if server.attempts == 0 {
                     let (code, message) = (status.code(), quoted_long(status.message()));
-                    let text = format!("the stream ended with {code:?} {message}; it is tried again");
+                    let text = format!("the stream ended with {code:?} {message}; it is retried");
                     self.effects.push(LrsEffect::Warn(format!("load reports to {uri:?}: {text}")));
                 }
                 server.attempts = server.attempts.saturating_add(1);

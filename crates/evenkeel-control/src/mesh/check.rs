@@ -58,7 +58,7 @@ impl MeshChecker<'_> {
         }
         let all = service.routes.iter().position(Route::matches_all);
         if let Some(all) = all.filter(|all| all + 1 < service.routes.len()) {
-            let text = format!("is never reached: {} takes every call", at.index(all));
+            let text = format!("is unreachable: {} matches every call", at.index(all));
             self.push_error(&at.index(all + 1), text);
         }
     }
@@ -160,7 +160,7 @@ impl MeshChecker<'_> {
         if self.mesh.clusters.contains_key(cluster) {
             return;
         }
-        let text = format!("there is no cluster {}", quoted(cluster));
+        let text = format!("unknown cluster {}", quoted(cluster));
         match closest_match(cluster, self.mesh.clusters()) {
             Some(nearest) => self.push_error(at, format!("{text}; did you mean {nearest}?")),
             None => self.push_error(at, text),
@@ -216,10 +216,7 @@ impl MeshChecker<'_> {
             ("lrs", cluster.lrs),
         ];
         for (key, _) in set.into_iter().filter(|(_, is_set)| *is_set) {
-            self.push_error(
-                &at.key(key),
-                "expected in the clusters that it is made of, found in an aggregate cluster",
-            );
+            self.push_error(&at.key(key), "expected in the member clusters, found in an aggregate cluster");
         }
         let at = at.key("aggregate");
         if members.is_empty() {
@@ -229,12 +226,12 @@ impl MeshChecker<'_> {
         for (i, member) in members.iter().enumerate() {
             self.reference(member, &at.index(i));
             if !seen.insert(member) {
-                self.push_error(&at.index(i), format!("the cluster {} stands here twice", quoted(member)));
+                self.push_error(&at.index(i), format!("the cluster {} occurs twice", quoted(member)));
             }
             if self.reaches(member, name, MAX_DEPTH) {
                 self.push_error(
                     &at.index(i),
-                    format!("leads back to {}, or is nested too deep", quoted(name)),
+                    format!("forms a cycle through {}, or is nested too deep", quoted(name)),
                 );
             }
         }
@@ -275,10 +272,7 @@ impl MeshChecker<'_> {
             for address in &endpoint.addresses {
                 if let Some(first) = addresses.insert(*address, i) {
                     let first = endpoints_at.index(first).to_string();
-                    self.push_error(
-                        &at,
-                        format!("the address {address} stands here twice, first in {first}"),
-                    );
+                    self.push_error(&at, format!("the address {address} occurs twice, first in {first}"));
                 }
             }
             groups.entry((cluster.priority_of(endpoint), &endpoint.locality)).or_default().push(endpoint);

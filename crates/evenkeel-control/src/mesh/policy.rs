@@ -319,7 +319,7 @@ impl<'a> PolicyFields<'a> {
     }
 
     fn strings(&mut self, conversion: &mut PolicyConverter<'_>, name: &'static str) -> Vec<String> {
-        let texts = self.read(conversion, name, "a list of texts", |value| {
+        let texts = self.read(conversion, name, "a list of strings", |value| {
             value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned)).collect()
         });
         texts.unwrap_or_default()

@@ -126,17 +126,19 @@ impl MeshReader {
     fn text(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<String> {
         match &node.value {
             YamlValue::String(text) if !text.is_empty() => return Some(text.clone()),
-            YamlValue::String(_) => self.push_error(node.position, at, "expected a text, found an empty one"),
+            YamlValue::String(_) => {
+                self.push_error(node.position, at, "expected a string, found an empty one")
+            }
             YamlValue::Bool(_) | YamlValue::Integer(_) | YamlValue::Float(_) => {
                 let found = node.describe();
                 self.push_error(
                     node.position,
                     at,
-                    format!("expected a text, found {found}; write \"{found}\" in quotes"),
+                    format!("expected a string, found {found}; write \"{found}\" in quotes"),
                 );
             }
             YamlValue::Null | YamlValue::Sequence(_) | YamlValue::Mapping(_) => {
-                self.push_expected("a text", node, at);
+                self.push_expected("a string", node, at);
             }
         }
         None

@@ -77,13 +77,13 @@ fn parser_message(error: &serde_saphyr::Error) -> String {
     use serde_saphyr::budget::BudgetBreach;
     match error.without_snippet() {
         Error::DuplicateMappingKey { key: Some(key), .. } => {
-            format!("the key {} stands here twice", super::errors::quoted(key))
+            format!("the key {} occurs twice", super::errors::quoted(key))
         }
         Error::Budget { breach: BudgetBreach::Documents { .. }, .. } => {
             "expected one document, found several".to_owned()
         }
-        Error::Budget { .. } => "has more, or deeper, than any mesh".to_owned(),
-        Error::RecursiveReferencesRequireWeakTypes { .. } => "an alias of what it stands in".to_owned(),
+        Error::Budget { .. } => "is too large or nested too deep for a mesh".to_owned(),
+        Error::RecursiveReferencesRequireWeakTypes { .. } => "an alias of an enclosing node".to_owned(),
         other => {
             let text = other.to_string();
             let text = text.lines().next().unwrap_or_default();

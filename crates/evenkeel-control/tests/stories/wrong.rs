@@ -15,8 +15,8 @@ fn check_errors(yaml: &str, expected: &[&str]) {
 #[test]
 fn not_yaml() {
     check_errors("services: [", &["1:11: unclosed bracket '['"]);
-    check_errors("services:\n  a:\n  a:\n", &["3:3: the key \"a\" stands here twice"]);
-    check_errors("a: &a\n  b: *a\n", &["2:6: an alias of what it stands in"]);
+    check_errors("services:\n  a:\n  a:\n", &["3:3: the key \"a\" occurs twice"]);
+    check_errors("a: &a\n  b: *a\n", &["2:6: an alias of an enclosing node"]);
     check_errors("---\nservices: {}\n---\nservices: {}\n", &["3:1: expected one document, found several"]);
 }
 
@@ -101,7 +101,7 @@ clusters:
             "5:7: clusters.a.endpoints: the weights of the localities in priority 0 add up to at most 4294967295, found 4294967296",
             "5:7: clusters.a.endpoints: there is a priority 2 but no priority 1",
             "5:38: clusters.a.endpoints[0].weight: expected 1 to 4294967295, found 0",
-            "6:9: clusters.a.endpoints[1]: the address 1.2.3.4:1 stands here twice, first in clusters.a.endpoints[0]",
+            "6:9: clusters.a.endpoints[1]: the address 1.2.3.4:1 occurs twice, first in clusters.a.endpoints[0]",
             "9:27: clusters.a.localities.nowhere: no endpoint is in this locality",
             "9:36: clusters.a.localities.nowhere.weight: expected 1 to 4294967295, found 0",
             "10:26: clusters.b.drops: expected only in a cluster with endpoints, found in a dns cluster",
@@ -122,11 +122,11 @@ clusters:
   orders: {endpoints: []}
 ",
         &[
-            "3:19: clusters.a.aggregate[0]: leads back to \"a\", or is nested too deep",
-            "3:25: clusters.a.aggregate[2]: the cluster \"c\" stands here twice",
-            "3:28: clusters.a.aggregate[3]: there is no cluster \"order\"; did you mean orders?",
-            "3:44: clusters.a.policy: expected in the clusters that it is made of, found in an aggregate cluster",
-            "4:19: clusters.b.aggregate[0]: leads back to \"b\", or is nested too deep",
+            "3:19: clusters.a.aggregate[0]: forms a cycle through \"a\", or is nested too deep",
+            "3:25: clusters.a.aggregate[2]: the cluster \"c\" occurs twice",
+            "3:28: clusters.a.aggregate[3]: unknown cluster \"order\"; did you mean orders?",
+            "3:44: clusters.a.policy: expected in the member clusters, found in an aggregate cluster",
+            "4:19: clusters.b.aggregate[0]: forms a cycle through \"b\", or is nested too deep",
             "5:18: clusters.c.aggregate: expected at least one cluster",
         ],
     );
@@ -176,7 +176,7 @@ clusters:
   x: {endpoints: []}
 ",
         &[
-            "3:30: services.a.routes[0].path: expected a text, found 3; write \"3\" in quotes",
+            "3:30: services.a.routes[0].path: expected a string, found 3; write \"3\" in quotes",
             "3:41: services.a.routes[0].prefix: expected only one of path, prefix, regex, found prefix beside path",
             "3:56: services.a.timeout: expected in each of the routes, found timeout beside them",
             "4:28: services.b.weights: expected only one of routes, cluster, weights, found weights beside cluster",
@@ -184,7 +184,7 @@ clusters:
             "5:32: services.c.routes[0].headers.x-a: expected one of exact, prefix, suffix, contains, regex, range, present",
             "5:49: services.c.routes[0].headers.x-b.range: expected both from and below",
             "5:66: services.c.routes[0].headers.x-c.ignore_case: expected no ignore_case beside regex",
-            "5:102: services.c.routes[0].headers.x-d: expected a text, found 1; write \"1\" in quotes",
+            "5:102: services.c.routes[0].headers.x-d: expected a string, found 1; write \"1\" in quotes",
             "6:26: services.d.retry: expected on: a list of cancelled, deadline-exceeded, internal, resource-exhausted, unavailable",
             "6:49: services.d.retry.backoff: expected base: a duration such as 25ms",
             "6:68: services.d.hash[0]: expected channel_id, or a mapping with header or channel_id, found \"x\"",
@@ -208,16 +208,16 @@ clusters:
   x: {endpoints: []}
 ",
         &[
-            "3:12: services[\"orders.eu\"].cluster: there is no cluster \"orders.eu\"",
-            "4:25: services.a.routes[1]: is never reached: services.a.routes[0] takes every call",
+            "3:12: services[\"orders.eu\"].cluster: unknown cluster \"orders.eu\"",
+            "4:25: services.a.routes[1]: is unreachable: services.a.routes[0] matches every call",
             "5:15: services.b.routes: expected at least one route",
             "6:23: services.c.routes[0].path: expected /package.Service/Method, found \"a/b\"",
-            "6:32: services.c.routes[0].to: there is no cluster \"X\"; did you mean x?",
+            "6:32: services.c.routes[0].to: unknown cluster \"X\"; did you mean x?",
             "6:50: services.c.routes[0].headers.X-A: expected the name of a header in lower case, found \"X-A\"",
             "6:60: services.c.routes[0].headers.x-bin: expected a header of text, found \"x-bin\", which is binary",
             "6:76: services.c.routes[0].headers.x-r.range: expected below to be more than from (3), found 3",
             "6:109: services.c.routes[1].prefix: expected /package.Service/, found \"a\"",
-            "6:116: services.c.routes[1].to: there is no cluster \"xx\"; did you mean x?",
+            "6:116: services.c.routes[1].to: unknown cluster \"xx\"; did you mean x?",
             "7:16: services.d.weights: expected weights that add up to 1 to 4294967295, found 0",
             "8:31: services.e.retry.on: expected at least one status",
             "8:45: services.e.retry.attempts: expected 2 to 5, the first attempt included, found 6",
@@ -239,7 +239,7 @@ fn in_code() {
         .cluster("orders", Cluster::new().endpoint(Endpoint::at(at).weight(0)).policy("ring_hash"));
     let errors = mesh.check().expect_err("several errors").to_string();
     let expected = [
-        "services.orders.routes[0].to: there is no cluster \"pay\"",
+        "services.orders.routes[0].to: unknown cluster \"pay\"",
         "services.orders.routes[0].retry.attempts: expected 2 to 5, the first attempt included, found 9",
         "clusters.orders.endpoints[0].weight: expected 1 to 4294967295, found 0",
     ];

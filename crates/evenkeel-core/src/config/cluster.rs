@@ -255,7 +255,7 @@ impl LoadReporting {
         let mut metrics = BackendMetrics::default();
         for name in fields.strings(METRICS)? {
             if !metrics.add(&name) {
-                fields.warn(METRICS, &format!("{name:?} is no metric that is known; it is ignored"));
+                fields.warn(METRICS, &format!("{name:?} is an unknown metric; it is ignored"));
             }
         }
         Ok(Some(LoadReporting { server, metrics }))

@@ -127,8 +127,7 @@ impl fmt::Debug for LbConfig {
 }
 
 fn write<P: Policy>(settings: &PolicySettings) -> Value {
-    let settings =
-        settings.downcast_ref().expect("a config writes with the policy that its settings belong to");
+    let settings = settings.downcast_ref().expect("settings are written only by the policy that parsed them");
     P::to_json(settings)
 }
 

@@ -243,7 +243,7 @@ impl<T> EndpointEntry<T> {
             }
             ConnectivityState::TransientFailure => Some(match subchannel.and_then(Subchannel::retry_at) {
                 Some(at) => format!("{error}; next attempt in {:.1?}", at.since(cx.now())),
-                None => format!("{error}; trying again"),
+                None => format!("{error}; retrying"),
             }),
             ConnectivityState::Connecting => Some("connecting".to_owned()),
             ConnectivityState::Idle => Some("idle".to_owned()),

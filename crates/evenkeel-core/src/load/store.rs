@@ -52,7 +52,7 @@ impl LoadStore {
         if !servers.contains_key(server) {
             servers.insert(server.into(), CounterMap::default());
         }
-        let counters = servers.get_mut(server).expect("it was found or made just now");
+        let counters = servers.get_mut(server).expect("it was found or created just now");
         counters.entry((cluster.into(), eds_service_name.map(Into::into)), || ClusterLoad::new(now))
     }
 

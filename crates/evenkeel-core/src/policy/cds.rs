@@ -199,7 +199,7 @@ fn usable(found: &ClusterLookup) -> Result<&Cluster, UnusableCluster> {
     match found {
         Some(Ok(cluster)) => Ok(cluster),
         Some(Err(status)) => Err(UnusableCluster::Reported(status.clone())),
-        None => Err(UnusableCluster::Invalid("discovery knows nothing of it".to_owned())),
+        None => Err(UnusableCluster::Invalid("missing in the discovery result".to_owned())),
     }
 }
 

@@ -204,7 +204,7 @@ impl DropCategory {
         if rate > MILLION {
             fields.warn(
                 "requestsPerMillion",
-                "is above a million and counts as a million: every call is dropped",
+                "exceeds a million and is treated as a million: every call is dropped",
             );
         }
         Ok(DropCategory { category: category.into(), requests_per_million: rate.min(MILLION) })
@@ -256,7 +256,7 @@ impl AdmissionControl {
             let counted = dropped(&rules, &drop.category);
             let counted = counted.or_else(|| dropped(&old?.rules, &drop.category)).unwrap_or_default();
             let status = Status::unavailable(format!(
-                "cluster {cluster:?}: dropped as the control plane asks for category {:?}",
+                "cluster {cluster:?}: dropped by the control plane's drop category {:?}",
                 drop.category
             ));
             let reported = load.as_ref().map(|load| load.cluster.drops(&drop.category));
@@ -268,7 +268,7 @@ impl AdmissionControl {
             limit: *limit,
             rules,
             full: Status::unavailable(format!(
-                "cluster {cluster:?}: the circuit breaker allows {limit} calls in flight, and so many are"
+                "cluster {cluster:?}: the circuit breaker's maximum of {limit} calls in flight is reached"
             )),
             shed: old.map(|old| old.shed.clone()).unwrap_or_default(),
             // Shared in the process. A lower limit does not reset the count (CI-6).

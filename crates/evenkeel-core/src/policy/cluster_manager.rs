@@ -159,8 +159,8 @@ impl Picker for ClusterManagerPicker {
 #[cold]
 fn fail(cluster: Option<&str>) -> PickResult {
     let problem = match cluster {
-        Some(name) => format!("the call's route names the cluster \"{name}\", which is not configured"),
-        None => "the call's route names no cluster".to_owned(),
+        Some(name) => format!("unknown cluster selected for RPC: \"{name}\""),
+        None => "no cluster selected for RPC".to_owned(),
     };
     PickResult::Fail(Status::new(Code::Internal, problem))
 }

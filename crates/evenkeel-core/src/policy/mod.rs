@@ -205,7 +205,7 @@ pub(crate) struct ErasedPolicy<P>(pub(crate) P);
 
 impl<P: Policy> AnyPolicy for ErasedPolicy<P> {
     fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        let settings = config.settings().expect("a config builds the policy that its settings belong to");
+        let settings = config.settings().expect("settings build only the policy that parsed them");
         self.0.reconcile(settings, endpoints, cx)
     }
 

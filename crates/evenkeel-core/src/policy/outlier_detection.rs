@@ -101,7 +101,7 @@ impl OutlierSettings {
         let unset = OutlierSettings::default();
         let interval = fields.duration("interval")?.unwrap_or(unset.interval);
         if interval < MIN_INTERVAL {
-            fields.warn("interval", &format!("is shorter than {MIN_INTERVAL:?} and counts as that"));
+            fields.warn("interval", &format!("is shorter than {MIN_INTERVAL:?} and is raised to it"));
         }
         let success_rate = fields.object("successRateEjection")?;
         let failure_percentage = fields.object("failurePercentageEjection")?;

@@ -364,7 +364,7 @@ fn metric_names(fields: &ConfigFields<'_>) -> Result<Vec<String>, ConfigError> {
             }
         };
         if !known {
-            fields.warn(field, &format!("{name:?} is not a metric that counts, it is ignored"));
+            fields.warn(field, &format!("{name:?} is not a supported metric, it is ignored"));
         }
         known
     });

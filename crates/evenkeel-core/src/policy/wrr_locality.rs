@@ -171,7 +171,7 @@ impl LocalityPart<'_> {
 
     fn warning(&self, name: &str) -> Option<String> {
         let (weight, ignored) = (self.weight, self.ignored?);
-        Some(format!("locality {name} has two weights: {weight} came first and counts, {ignored} is ignored"))
+        Some(format!("locality {name} has two weights: the first, {weight}, is used, {ignored} is ignored"))
     }
 
     /// Returns the endpoints of the locality. An equal previous list is reused, so that the child of an

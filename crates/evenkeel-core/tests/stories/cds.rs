@@ -87,7 +87,7 @@ fn an_unknown_cluster_is_an_error_unless_dynamic() {
     let none = Discovered::default();
     let mut static_one = sim(&cds("orders"), &none);
     assert_eq!(static_one.pick_waiting().outcome(), "drop");
-    assert_eq!(failure(&mut static_one), r#"Unavailable: cluster "orders": discovery knows nothing of it"#);
+    assert_eq!(failure(&mut static_one), r#"Unavailable: cluster "orders": missing in the discovery result"#);
     assert_eq!(static_one.core().subscribed_clusters().count(), 0);
 
     let dynamic = json!([{"cds_experimental": {"cluster": "orders", "is_dynamic": true}}]);
@@ -256,7 +256,7 @@ fn an_unusable_leaf_is_skipped() {
     sim.down("b");
     assert_eq!(
         failure(&mut sim),
-        r#"Unavailable: no addresses to connect to (cluster "c": discovery knows nothing of it)"#
+        r#"Unavailable: no addresses to connect to (cluster "c": missing in the discovery result)"#
     );
     assert_eq!((sim.pick().outcome(), sim.pick_waiting().outcome()), ("fail".to_owned(), "queue".to_owned()));
     // A leaf becomes known.

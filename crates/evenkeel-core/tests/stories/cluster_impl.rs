@@ -78,7 +78,7 @@ fn a_drop_comes_before_the_pick_and_names_its_category() {
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(
         status.message(),
-        r#"cluster "c": dropped as the control plane asks for category "maintenance""#
+        r#"cluster "c": dropped by the control plane's drop category "maintenance""#
     );
     assert_eq!(detail(&sim, "drops"), json!({"none": 0, "maintenance": 1}));
     assert_eq!(sim.describe().picks(), 0);
@@ -104,7 +104,7 @@ fn rates_are_scaled_to_a_million_and_capped() {
     }
     let mut sim = CoreSim::new(&drops(&[("lb", 4_000_000_000)]), endpoints(["a"])).all_up();
     assert_eq!(sim.shares(100), [("drop".to_owned(), 100)].into());
-    assert!(sim.describe().warnings[0].contains("counts as a million"));
+    assert!(sim.describe().warnings[0].contains("is treated as a million"));
 }
 
 /// CI-3: calls that queue or fail draw no drop.
@@ -160,7 +160,7 @@ fn the_circuit_breaker_drops_above_its_limit() {
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(
         status.message(),
-        r#"cluster "c": the circuit breaker allows 2 calls in flight, and so many are"#
+        r#"cluster "c": the circuit breaker's maximum of 2 calls in flight is reached"#
     );
     assert_eq!(third.outcome(), "drop");
     first.finish_ok();

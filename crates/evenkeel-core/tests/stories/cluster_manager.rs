@@ -76,7 +76,7 @@ fn an_unknown_cluster_is_internal() {
             assert!(status.message().contains(&format!("\"{unknown}\"")), "{status}");
         }
         let status = sim.pick().status().cloned().expect("it fails");
-        assert_eq!((status.code(), status.message()), (Code::Internal, "the call's route names no cluster"));
+        assert_eq!((status.code(), status.message()), (Code::Internal, "no cluster selected for RPC"));
         let waiting = sim.pick_with(|call| call.with_cluster("x").wait_for_ready());
         assert_eq!(waiting.outcome(), "queue");
     }

@@ -333,9 +333,7 @@ fn unknown_metrics_are_ignored_with_a_warning() {
     let sim = CoreSim::new(&metrics(&["named_metrics.k", "rps"]), testkit::endpoints(["a"]));
     let warnings = sim.describe().warnings;
     assert_eq!(warnings.len(), 1);
-    assert!(
-        warnings[0].ends_with(r#"lrsReportEndpointMetrics: "rps" is no metric that is known; it is ignored"#)
-    );
+    assert!(warnings[0].ends_with(r#"lrsReportEndpointMetrics: "rps" is an unknown metric; it is ignored"#));
 }
 
 /// LRS-12: a channel with other metrics has its own entry for the same locality.

@@ -135,7 +135,7 @@ fn config_errors_name_the_field() {
 fn an_interval_of_zero_is_a_millisecond() {
     let config = detection(&with(&strict(), &json!({"interval": "0s"})));
     let mut sim = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
-    assert!(sim.describe().warnings[0].contains("counts as that"));
+    assert!(sim.describe().warnings[0].contains("is raised to it"));
     calls(&mut sim, 2, &["a"]);
     sim.advance(Duration::from_millis(1));
     assert_eq!(ejected(&sim), ["a"]);

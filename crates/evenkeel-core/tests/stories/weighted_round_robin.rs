@@ -242,9 +242,7 @@ fn named_metrics_replace_the_utilization() {
     let config = Registry::standard().parse(&wrr(&settings)).unwrap();
     let at = "loadBalancingConfig[0].weighted_round_robin.metricNamesForComputingUtilization";
     let line = |name| {
-        format!(
-            "policy \"weighted_round_robin\": {at}: \"{name}\" is not a metric that counts, it is ignored"
-        )
+        format!("policy \"weighted_round_robin\": {at}: \"{name}\" is not a supported metric, it is ignored")
     };
     assert_eq!(config.warnings(), [line("request_cost.q"), line("cpu")]);
 }

@@ -86,7 +86,7 @@ fn endpoints_without_a_locality_are_in_the_empty_one() {
 fn the_first_of_two_weights_is_used() {
     let mut sim =
         CoreSim::new(&config(), zoned([("a", "a", 3), ("b", "b", 1), ("c", "a", 5), ("d", "a", 7)])).all_up();
-    let warning = format!("locality {} has two weights: 3 came first and counts, 5 is ignored", label("a"));
+    let warning = format!("locality {} has two weights: the first, 3, is used, 5 is ignored", label("a"));
     assert_eq!(sim.describe().warnings, sim.warnings());
     assert_eq!(sim.describe().warnings, [warning]);
     check_shares(&mut sim, 10_000, &[("a", 1), ("b", 1), ("c", 1), ("d", 1)]);

@@ -20,7 +20,7 @@ pub fn client_status<'a>(
     wall: impl Fn(Instant) -> Timestamp,
 ) -> Result<ClientStatusResponse, Status> {
     if !request.node_matchers.is_empty() {
-        return Err(Status::new(Code::InvalidArgument, "node_matchers are not supported; leave them out"));
+        return Err(Status::new(Code::InvalidArgument, "node_matchers are not supported; omit them"));
     }
     let contents =
         if request.exclude_resource_contents { DumpContents::Excluded } else { DumpContents::Included };

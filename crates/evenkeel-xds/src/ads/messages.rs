@@ -30,7 +30,7 @@ pub(super) struct ResourceContext<'a> {
 impl ResourceContext<'_> {
     pub(super) fn invalid(&self, why: &str) -> Status {
         let why = truncated(why, self.bytes);
-        let text = self.text(&format!("what xDS server {:?} sent cannot be used: {why}", self.server.uri));
+        let text = self.text(&format!("invalid resource from xDS server {:?}: {why}", self.server.uri));
         Status::unavailable(text)
     }
 
@@ -79,7 +79,7 @@ impl ResourceContext<'_> {
     }
 
     pub(super) fn deletion_ended(&self) -> String {
-        self.text(&format!("its removal by xDS server {:?} is over", self.server.uri))
+        self.text(&format!("its ignored removal by xDS server {:?} ended", self.server.uri))
     }
 
     pub(super) fn warning(&self, warning: &str) -> String {

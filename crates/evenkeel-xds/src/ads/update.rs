@@ -26,7 +26,7 @@ impl AdsClient {
         let response = match AdsResponse::decode(self.variant, bytes) {
             Ok(response) => response,
             Err(error) => {
-                return self.fail_stream(server, &format!("sent what is no response: {error}"), now);
+                return self.fail_stream(server, &format!("sent a malformed response: {error}"), now);
             }
         };
         // Any response that can be decoded ends the failure (FM-2), even if its type is unknown.
@@ -37,7 +37,7 @@ impl AdsClient {
         // A type without a subscription cannot be validated, so its response gets neither ACK nor NACK.
         let Some(kind) = kind.filter(|kind| stream.has_requested(*kind)) else {
             let text = format!(
-                "xDS server {:?} sent resources of type {}, which was not asked for",
+                "xDS server {:?} sent resources of type {}, which is not subscribed",
                 self.servers[server].config.uri,
                 quoted_long(&response.type_url)
             );
@@ -49,7 +49,7 @@ impl AdsClient {
         if let Err(why) = &verdict {
             let node = messages::node_suffix(&self.bootstrap.node.id);
             let uri = &self.servers[server].config.uri;
-            let text = format!("xDS server {uri:?} sent what cannot be used as {kind}: {why}{node}");
+            let text = format!("xDS server {uri:?} sent an invalid {kind} response: {why}{node}");
             self.warn(server, WarningKind::Rejected(kind), text);
         } else {
             // Only an accepted response changes the version that later requests carry (ADS-4).
@@ -151,7 +151,7 @@ impl AdsClient {
             match (item, key) {
                 // The first of two is used; the second leads to the NACK.
                 (Ok(_), Some(_)) if !is_new => {
-                    sorted.problems.push((label, "stands twice in the response".to_owned()));
+                    sorted.problems.push((label, "occurs twice in the response".to_owned()));
                 }
                 (Ok(received), Some(key)) => sorted.valid.push((key, received)),
                 // A resource that cannot be subscribed is ignored (ADS-6).

@@ -70,7 +70,7 @@ pub(super) fn report_duplicate_keys(text: &str, problems: &mut ValidationErrors)
                         found = found.saturating_add(1);
                         let path: String = open.iter().map(OpenContainer::to_string).collect();
                         let root = FieldPath::root();
-                        problems.add(&root.field(path.trim_start_matches('.')), "stands twice in its object");
+                        problems.add(&root.field(path.trim_start_matches('.')), "occurs twice in its object");
                     }
                 }
             }

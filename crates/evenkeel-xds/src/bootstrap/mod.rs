@@ -210,7 +210,7 @@ impl Bootstrap {
         exposed.dedup();
         let exposed = exposed.into_iter().map(|uri| {
             let uri = quoted(uri);
-            format!("xds server {uri}: insecure credentials to another machine; who is in between can steer all calls")
+            format!("xds server {uri}: insecure credentials to another machine; an on-path attacker can redirect all calls")
         });
         exposed.chain(self.ignored.iter().cloned()).collect()
     }
@@ -427,7 +427,7 @@ impl BootstrapReader {
         let refresh_interval = config.duration("refresh_interval", problems);
         if config.has("spiffe_trust_bundle_map_file") {
             let path = config.field("spiffe_trust_bundle_map_file");
-            self.ignore(&path, "SPIFFE bundle maps (A87) are not supported; the CA file alone counts");
+            self.ignore(&path, "SPIFFE bundle maps (A87) are not supported; only the CA file is used");
         }
         Some(CertificateFiles {
             ca_certificate_file: ca,
@@ -487,7 +487,7 @@ impl BootstrapReader {
                 let path = path.field("fallback_on_reachability_only");
                 self.ignore(
                     &path,
-                    "is not supported (A95): cached resources are not asked of the next server",
+                    "is not supported (A95): cached resources are not requested from the next server",
                 );
             }
             let template = template

@@ -147,7 +147,7 @@ fn weighted_round_robin(
             Some(Ok(text)) => {
                 // The core rejects negative values of the other two fields.
                 if matches!(field, "blackout_period" | "weight_update_period") && text.starts_with('-') {
-                    cx.warn(field, "is negative: counts as 0");
+                    cx.warn(field, "is negative: treated as 0");
                 }
                 put(&mut settings, name, Some(text));
             }

@@ -352,7 +352,7 @@ impl ConversionContext<'_> {
         let path = path.field("typed_extension_config");
         let extension = entry.typed_extension_config.as_ref();
         let Some(any) = extension.and_then(|extension| extension.typed_config.as_ref()) else {
-            self.diagnostics.warn(&path, "has no typed_config, so the entry is passed over");
+            self.diagnostics.warn(&path, "has no typed_config, so the entry is skipped");
             let name = extension.map_or("", |extension| &extension.name);
             return Err(ConversionError::Unsupported(name.to_owned()));
         };
@@ -364,7 +364,7 @@ impl ConversionContext<'_> {
         let converted = convert(&any.value, &mut self.at(&path, self.depth));
         // The NACK needs a reason, even if the converter reports none.
         if converted == Err(ConversionError::Invalid) && self.diagnostics.problems.is_empty() {
-            self.diagnostics.problem(&path, "its converter refuses it and does not say why");
+            self.diagnostics.problem(&path, "its converter rejected it without a reason");
         }
         let converted = converted?;
         // A converter may return another policy than the one it required.

@@ -360,7 +360,7 @@ fn load_reporting(
                 metrics.named.insert(key.to_owned());
             }
             _ => {
-                let text = format!("{} is no metric that can be reported, it is ignored", quoted(metric));
+                let text = format!("{} is not a reportable metric, it is ignored", quoted(metric));
                 reader.warn(&path.index(i), text);
             }
         }

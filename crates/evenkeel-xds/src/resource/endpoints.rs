@@ -51,7 +51,7 @@ pub(super) fn parse(
     wire::check(bytes, &[], &FieldPath::root(), &wire::endpoint_limits(&parser.limits))?;
     let Some((localities, beside)) = wire::split_field(bytes, LOCALITIES_FIELD) else {
         let problems =
-            ValidationErrors::one(&FieldPath::root(), "cannot be decoded: a field has no end, or is none");
+            ValidationErrors::one(&FieldPath::root(), "cannot be decoded: a field is truncated or malformed");
         return Err(RejectedResource { name: None, problems });
     };
     let message: ClusterLoadAssignment = fields::decode(&beside)?;

@@ -64,7 +64,7 @@ impl RegexCache {
                 }
                 Err(error) => {
                     return Err(format!(
-                        "{} is no valid regular expression: {}",
+                        "{} is not a valid regular expression: {}",
                         quoted(pattern),
                         reason(&error)
                     ));
@@ -77,7 +77,7 @@ impl RegexCache {
         if limit < self.limit {
             let together = self.limit.saturating_mul(TOTAL_SIZE_FACTOR);
             return format!(
-                "the regular expressions of one resource may take {together} bytes together when compiled"
+                "the regular expressions of one resource exceed {together} bytes in total when compiled"
             );
         }
         format!(

@@ -85,7 +85,7 @@ pub(super) fn read(
         reader.warn(&path.field("ignore_port_in_host_matching"), "is ignored, as gRPC does");
     }
     if !message.typed_per_filter_config.is_empty() {
-        let text = "is ignored: overrides stand in virtual hosts, routes and weighted clusters (A39)";
+        let text = "is ignored: overrides belong to virtual hosts, routes and weighted clusters (A39)";
         reader.warn(&path.field("typed_per_filter_config"), text);
     }
     let hosts = path.field("virtual_hosts");
@@ -122,7 +122,7 @@ fn add_domains(
                 reader.problem(&path, text);
             }
             Err(DomainError::Duplicate) => {
-                reader.warn(&path, format!("{} stands here twice: the first one counts", quoted(domain)));
+                reader.warn(&path, format!("{} occurs twice: the first one is used", quoted(domain)));
             }
         }
     }

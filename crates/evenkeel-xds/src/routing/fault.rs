@@ -108,7 +108,7 @@ impl AbortSpec {
 
     /// Returns the status of a call that is aborted with this code.
     pub(crate) fn status(code: Code) -> Status {
-        Status::new(code, "ended by fault injection")
+        Status::new(code, "aborted by fault injection")
     }
 }
 

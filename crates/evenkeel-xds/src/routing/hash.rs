@@ -60,7 +60,7 @@ impl fmt::Display for HashPolicy {
                 write!(f, "header {:?} with {:?} for {:?}", name.as_str(), substitution, pattern.as_str())?;
             }
             HashSource::ChannelId => f.write_str("the channel")?,
-            HashSource::Unsupported => f.write_str("what gRPC does not have")?,
+            HashSource::Unsupported => f.write_str("unsupported by gRPC")?,
         }
         f.write_str(if self.terminal { ", and no other if there is one" } else { "" })
     }

@@ -92,7 +92,7 @@ impl ConfigSelector {
                 let hash = hash::of_call(policies, call, self.channel_id);
                 Ok(SelectedRoute { target: target.clone(), hash })
             }
-            _ => Err(self.unavailable_route(call, "the route that matches is not for clients")),
+            _ => Err(self.unavailable_route(call, "the matching route is not for clients")),
         }
     }
 

@@ -572,15 +572,15 @@ fn what_stands_twice_is_reported() {
     let cases = [
         (
             r#"{"xds_servers": [{"server_uri": "a", "channel_creds": [{"type": "insecure"}], "server_uri": "b"}]}"#,
-            "xds_servers[0].server_uri: stands twice in its object",
+            "xds_servers[0].server_uri: occurs twice in its object",
         ),
         (
             r#"{"node": {}, "xds_servers": [{"server_uri": "a", "channel_creds": [{"type": "x"}, {"type": "insecure", "ty\u0070e" : "tls"}]}], "node": {}}"#,
-            "xds_servers[0].channel_creds[1].type: stands twice in its object; node: stands twice in its object",
+            "xds_servers[0].channel_creds[1].type: occurs twice in its object; node: occurs twice in its object",
         ),
         (
             r#"{"xds_servers": [{"server_uri": "a", "channel_creds": [{"type": "insecure"}]}], "authorities": {"a.b\n": {}, "a.b\n": {}}}"#,
-            r#"authorities["a.b\n"]: stands twice in its object"#,
+            r#"authorities["a.b\n"]: occurs twice in its object"#,
         ),
     ];
     for (text, expected) in cases {
@@ -665,7 +665,7 @@ fn insecure_servers_elsewhere_are_warned_of() {
     ];
     for uri in elsewhere {
         let warning = format!(
-            "xds server {uri:?}: insecure credentials to another machine; who is in between can steer all calls"
+            "xds server {uri:?}: insecure credentials to another machine; an on-path attacker can redirect all calls"
         );
         assert_eq!(read(&with_server("server_uri", json!(uri))).warnings(), [warning], "{uri}");
     }
@@ -702,9 +702,9 @@ fn what_we_know_and_cannot_honour_is_warned_of() {
         bootstrap.warnings(),
         [
             "xds_servers[0].call_creds: call credentials (A97) are not supported and not sent",
-            "authorities[\"a\"].fallback_on_reachability_only: is not supported (A95): cached resources are not asked of the next server",
+            "authorities[\"a\"].fallback_on_reachability_only: is not supported (A95): cached resources are not requested from the next server",
             "certificate_providers[\"mesh\"].plugin_name: expected file_watcher, found \"mesh_ca\"; resources cannot use it",
-            "certificate_providers[\"spiffe\"].config.spiffe_trust_bundle_map_file: SPIFFE bundle maps (A87) are not supported; the CA file alone counts",
+            "certificate_providers[\"spiffe\"].config.spiffe_trust_bundle_map_file: SPIFFE bundle maps (A87) are not supported; only the CA file is used",
         ],
     );
 }

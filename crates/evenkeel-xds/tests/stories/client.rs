@@ -63,7 +63,7 @@ fn rejects_the_first_response() {
     world.accepts("one");
     world.sends("one", reply(Cluster, "1", &["a=bad"]));
     assert_eq!(world.requests("one"), ["cluster [a] as me", r#"cluster [a] n1 !"a": content: is bad"#]);
-    let error = r#"!Unavailable: cluster "a": what xDS server "one" sent cannot be used: content: is bad (xDS node id "me")"#;
+    let error = r#"!Unavailable: cluster "a": invalid resource from xDS server "one": content: is bad (xDS node id "me")"#;
     assert_eq!(world.sees(Cluster, "a"), error);
 }
 
@@ -83,7 +83,7 @@ fn rejects_nameless_resources_by_index() {
 fn rejects_a_duplicate_name() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
     world.sends("one", reply(Cluster, "2", &["a=2", "a=3"]));
-    assert_eq!(world.requests("one"), [r#"cluster [a] v1 n2 !"a": stands twice in the response"#]);
+    assert_eq!(world.requests("one"), [r#"cluster [a] v1 n2 !"a": occurs twice in the response"#]);
     assert_eq!(world.sees(Cluster, "a"), "2");
 }
 
@@ -101,7 +101,7 @@ fn subscribers_share_a_subscription() {
     world.sends("one", reply(Cluster, "2", &["a=bad"]));
     world.changed();
     world.channel(&[(Cluster, "a")]);
-    let both = r#"1 ~Unavailable: cluster "a": what xDS server "one" sent cannot be used: content: is bad (xDS node id "me")"#;
+    let both = r#"1 ~Unavailable: cluster "a": invalid resource from xDS server "one": content: is bad (xDS node id "me")"#;
     assert_eq!(world.sees(Cluster, "a"), both);
     world.leaves(first);
     world.leaves(second);
@@ -227,7 +227,7 @@ fn resources_without_a_subscription_are_ignored() {
     assert_eq!(world.requests("one"), [""; 0], "neither an ACK nor a NACK");
     assert_eq!(world.sees(Cluster, "a"), "1");
     let warning = |kind: &str| {
-        format!("warning: xDS server \"one\" sent resources of type \"{kind}\", which was not asked for")
+        format!("warning: xDS server \"one\" sent resources of type \"{kind}\", which is not subscribed")
     };
     assert_eq!(world.log(), [warning(Endpoints.type_url()), warning(other)]);
 }
@@ -463,7 +463,7 @@ fn the_same_bad_resource_over_and_over() {
     }
     assert_eq!(world.requests("one").len(), 1000, "one NACK per response");
     assert_eq!(world.changed().len(), 1);
-    let warning = r#"warning: xDS server "one" sent what cannot be used as cluster: "a": content: is bad (xDS node id "me")"#;
+    let warning = r#"warning: xDS server "one" sent an invalid cluster response: "a": content: is bad (xDS node id "me")"#;
     assert_eq!(world.log(), [warning]);
     world.sends("one", reply(Cluster, "good", &["a=1"]));
     world.sends("one", reply(Cluster, "again", &["a=bad"]));
@@ -496,7 +496,7 @@ fn an_invalid_response_ends_the_stream() {
     world.sends_bytes("one", &[0xff, 0xff, 0xff]);
     assert!(world.streams().is_empty());
     let seen = world.sees(Cluster, "a");
-    assert!(seen.starts_with("1 ~Unavailable: xDS server \"one\" sent what is no response: "), "{seen}");
+    assert!(seen.starts_with("1 ~Unavailable: xDS server \"one\" sent a malformed response: "), "{seen}");
     let wait = world.client.next_deadline().expect("another attempt").since(world.now);
     assert!(wait >= Duration::from_millis(800), "{wait:?}");
     let log = world.log();

@@ -368,7 +368,7 @@ fn unknown_metrics_of_a_policy_are_warned_about() {
     let message = changed(|message| message.load_balancing_policy = Some(list([any(&policy)])));
     let [warning] = &warnings(&message)[..] else { panic!("not one warning") };
     assert!(warning.starts_with("load_balancing_policy: "), "{warning}");
-    assert!(warning.ends_with(r#""cpu\n" is not a metric that counts, it is ignored"#), "{warning}");
+    assert!(warning.ends_with(r#""cpu\n" is not a supported metric, it is ignored"#), "{warning}");
 }
 
 /// LR-2, VAL-C2: the enum `LEAST_REQUEST` converts with its choice count, within the limits.
@@ -726,7 +726,7 @@ fn load_reporting() {
         assert_eq!(refused(&with(server, &[])), "lrs_server: must be self");
     }
     let told = ["0]: \"rps\"", "1]: \"named_metrics.\"", "2]: \"\""].map(|metric| {
-        format!("lrs_report_endpoint_metrics[{metric} is no metric that can be reported, it is ignored")
+        format!("lrs_report_endpoint_metrics[{metric} is not a reportable metric, it is ignored")
     });
     assert_eq!(warnings(&with(itself(), &["rps", "named_metrics.", ""])), told);
     let without = Cluster { lrs_server: None, ..with(itself(), &["cpu_utilization"]) };

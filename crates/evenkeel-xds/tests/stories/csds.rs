@@ -51,7 +51,7 @@ fn an_invalid_update_shows_its_error() {
     assert_eq!(lines(&world), [acked("A", 1, 1000), acked("B", 1, 1000), acked("C", 1, 1000)]);
     world.passes(secs(5));
     world.sends("one", reply(Endpoints, "2", &["A=2", "B=bad"]));
-    let error = r#"what xDS server "one" sent cannot be used: content: is bad (xDS node id "me")"#;
+    let error = r#"invalid resource from xDS server "one": content: is bad (xDS node id "me")"#;
     let b = format!("endpoints B NACKED v1 at 1000 !v2 at 1005: endpoints \"B\": {error}");
     assert_eq!(lines(&world), [acked("A", 2, 1005), b, acked("C", 1, 1000)]);
     world.passes(secs(5));
@@ -237,7 +237,7 @@ fn one_response_for_several_clients() {
     let matching = ClientStatusRequest { node_matchers: vec![NodeMatcher::default()], ..request };
     let refused = client_status(&matching, clients(), wall).expect_err("node matchers");
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert_eq!(refused.message(), "node_matchers are not supported; leave them out");
+    assert_eq!(refused.message(), "node_matchers are not supported; omit them");
 }
 
 /// CSDS-3: a resource without a subscriber is not dumped.

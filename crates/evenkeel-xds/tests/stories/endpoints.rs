@@ -587,7 +587,7 @@ fn bytes_are_taken_apart() {
     // Field 2 with a length of five bytes, at the end of the resource.
     let cut = [&good[..], &[0x12, 5]].concat();
     let told = parse(cut).expect_err("no end");
-    assert_eq!(told, "cannot be decoded: a field has no end, or is none");
+    assert_eq!(told, "cannot be decoded: a field is truncated or malformed");
 
     let name = ClusterLoadAssignment { cluster_name: "c".to_owned(), ..ClusterLoadAssignment::default() };
     let localities = [("a", "10.0.0.1:80"), ("b", "10.0.0.2:80")]

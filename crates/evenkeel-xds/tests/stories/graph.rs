@@ -315,12 +315,12 @@ fn cycles_of_aggregates_are_named() {
         story.know(Cds, &cluster(name));
         story.know(Eds, &load_assignment(name, &["10.0.0.1:80"]));
     }
-    let circle = r#"cluster "b": aggregate clusters form a circle through "a""#;
+    let circle = r#"cluster "b": aggregate clusters form a cycle through "a""#;
     assert_eq!(story.problem("a"), circle);
     assert_eq!(story.problem("b"), circle);
     assert_eq!(story.leaves("well"), ["well"]);
     story.know(Cds, &aggregate_cluster("a", &["a"]));
-    assert_eq!(story.problem("a"), r#"cluster "a": aggregate clusters form a circle through "a""#);
+    assert_eq!(story.problem("a"), r#"cluster "a": aggregate clusters form a cycle through "a""#);
 }
 
 /// fault 33: in a lattice of aggregates each cluster is visited once, not once per path.

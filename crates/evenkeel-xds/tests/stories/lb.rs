@@ -112,7 +112,7 @@ fn an_entry_without_a_config_is_passed_over() {
     let (config, warnings) = convert(&policies).unwrap();
     assert_eq!(config, json!([{"round_robin": {}}]));
     let told =
-        |i| format!("policies[{i}].typed_extension_config: has no typed_config, so the entry is passed over");
+        |i| format!("policies[{i}].typed_extension_config: has no typed_config, so the entry is skipped");
     assert_eq!(warnings, [told(0), told(1)]);
     policies.policies.pop();
     assert_eq!(convert(&policies).unwrap_err(), r#"no policy of the list is supported: "", "bare""#);
@@ -302,7 +302,7 @@ fn a_converter_reports_all_errors() {
     converters.register("myorg.Silent", |_, _| Err(ConversionError::Invalid));
     let told = |name: &str| converters.convert(&list([unknown(name)]), &registry()).unwrap_err().to_string();
     let at = "policies[0].typed_extension_config.typed_config";
-    assert_eq!(told("myorg.Silent"), format!("{at}: its converter refuses it and does not say why"));
+    assert_eq!(told("myorg.Silent"), format!("{at}: its converter rejected it without a reason"));
     assert_eq!(told("myorg.Two"), format!("{at}.a: is bad; {at}.b: is worse"));
     assert_eq!(told("myorg.Sloppy"), format!("{at}.a: is bad"));
     assert_eq!(told("myorg.Absent"), r#"no policy of the list is supported: "myorg.Late""#);
@@ -461,7 +461,7 @@ fn weighted_round_robin() {
     let (config, warnings) = convert(&list([any(&full)])).expect("it converts");
     assert_eq!(config, wrr(expected));
     let negative =
-        "policies[0].typed_extension_config.typed_config.blackout_period: is negative: counts as 0";
+        "policies[0].typed_extension_config.typed_config.blackout_period: is negative: treated as 0";
     assert_eq!(warnings, [negative]);
     parsed(&config, &registry()).expect("the core parses it");
     let negative = ClientSideWeightedRoundRobin {

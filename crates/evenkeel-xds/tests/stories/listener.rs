@@ -192,7 +192,7 @@ fn a_chain_ends_with_the_router() {
 /// VAL-L2: two filters with the same name are rejected.
 #[test]
 fn filter_names_are_unique() {
-    check(vec![fault("a"), fault("a"), router()], Err(&["[1].name: \"a\" stands here twice"]));
+    check(vec![fault("a"), fault("a"), router()], Err(&["[1].name: \"a\" occurs twice"]));
     check(vec![fault(""), router()], Err(&["[0].name: must not be empty"]));
 }
 
@@ -228,8 +228,7 @@ fn unknown_filters_must_be_optional() {
     assert_eq!(
         accepted(&listener("l", &message)).1,
         [
-            "api_listener.api_listener.http_filters[0].typed_config: has the unknown type \"acme.Teapot\": left out, for \
-          it is optional"
+            "api_listener.api_listener.http_filters[0].typed_config: has the unknown type \"acme.Teapot\": skipped because it is optional"
         ]
     );
 }
@@ -294,11 +293,11 @@ fn faults_are_checked() {
     );
     odd(
         abort(Some(ErrorType::GrpcStatus(1)), None),
-        "abort.percentage: is unset, which is 0: no call is touched",
+        "abort.percentage: is unset, which is 0: no call is affected",
     );
     odd(
         HttpFault { downstream_nodes: vec!["n".to_owned()], ..HttpFault::default() },
-        "downstream_nodes: is ignored, as gRPC does: faults go by share only (A33)",
+        "downstream_nodes: is ignored, as gRPC does: faults are injected by percentage only (A33)",
     );
 }
 

@@ -390,7 +390,7 @@ fn the_first_failure_is_logged() {
     let words = lrs.closed(&Status::unavailable(format!("\u{1b}[31m{}", "x".repeat(10_000))));
     let shown = format!("\"\\u{{1b}}[31m{}\"...", "x".repeat(507));
     let expected =
-        format!("warn load reports to \"lrs\": the stream ended with Unavailable {shown}; it is tried again");
+        format!("warn load reports to \"lrs\": the stream ended with Unavailable {shown}; it is retried");
     assert_eq!(words, [expected]);
 }
 
@@ -507,7 +507,7 @@ fn invalid_messages_are_ignored() {
     );
     assert_eq!(lrs.advance(secs(10)), [at(10, "send nothing")]);
     let response = LoadStatsResponse { report_endpoint_granularity: true, ..all(10) };
-    let words = "warn load reports to \"lrs\": load per endpoint is asked for and not reported: \
+    let words = "warn load reports to \"lrs\": load per endpoint is requested but not reported: \
         localities are the smallest unit";
     assert_eq!(lrs.response(&response), [words]);
     let mut lrs = LrsScript::new();

@@ -154,11 +154,11 @@ fn a_route_must_have_a_valid_match() {
     );
     check(
         |m| m.path_specifier = Some(PathSpecifier::SafeRegex(regex("a(b"))),
-        "match.safe_regex.regex: \"a(b\" is no valid regular expression: \"unclosed group\"",
+        "match.safe_regex.regex: \"a(b\" is not a valid regular expression: \"unclosed group\"",
     );
     check(
         |m| m.path_specifier = Some(PathSpecifier::SafeRegex(regex("a)|(b"))),
-        "match.safe_regex.regex: \"a)|(b\" is no valid regular expression: \"unopened group\"",
+        "match.safe_regex.regex: \"a)|(b\" is not a valid regular expression: \"unopened group\"",
     );
     // The deprecated `regex_match` (field 5) is not decoded either.
     check(
@@ -172,7 +172,7 @@ fn a_route_must_have_a_valid_match() {
     );
     check(
         |m| m.headers = vec![header("x", HeaderMatchSpecifier::SafeRegexMatch(regex("[")))],
-        "match.headers[0].safe_regex_match.regex: \"[\" is no valid regular expression: \"unclosed character class\"",
+        "match.headers[0].safe_regex_match.regex: \"[\" is not a valid regular expression: \"unclosed character class\"",
     );
     check(
         |m| m.headers = vec![header("x", HeaderMatchSpecifier::StringMatch(StringMatcher::default()))],
@@ -236,7 +236,7 @@ fn the_regular_expressions_of_a_resource_share_a_limit() {
             parser.limits.regex_bytes = 64 << 10;
         }))
     };
-    let together = "the regular expressions of one resource may take 1048576 bytes together when compiled";
+    let together = "the regular expressions of one resource exceed 1048576 bytes in total when compiled";
     let too_big = bombs(|i| format!("x{i}(a{{100}}){{100}}"), 1_000);
     assert!(too_big[15].contains("takes more than 65536 bytes"), "{too_big:?}");
     assert!(too_big[16].contains(together), "{too_big:?}");
@@ -272,10 +272,10 @@ fn routes_that_grpc_cannot_serve_are_skipped() {
         warnings,
         [
             "virtual_hosts[0].routes[0].match.query_parameters: never match in gRPC: the route is skipped",
-            "virtual_hosts[0].routes[1].route: has no cluster specifier that this client knows: the route is skipped",
+            "virtual_hosts[0].routes[1].route: has no supported cluster specifier: the route is skipped",
             "virtual_hosts[0].routes[2].route.cluster_header: is not supported: the route is skipped",
             "virtual_hosts[0].routes[4].match.query_parameters: never match in gRPC: the route is skipped",
-            "virtual_hosts[0].routes[5].route: has no cluster specifier that this client knows: the route is skipped",
+            "virtual_hosts[0].routes[5].route: has no supported cluster specifier: the route is skipped",
         ]
     );
 }
@@ -351,12 +351,12 @@ fn actions_that_are_not_for_clients_stay() {
             "path prefix \"/\" -> non_forwarding_action, which is not for clients",
             "path prefix \"/\" -> redirect, which is not for clients",
             "path prefix \"/\" -> direct_response, which is not for clients",
-            "path prefix \"/\" -> no action that this client knows, which is not for clients",
+            "path prefix \"/\" -> no supported action, which is not for clients",
         ]
     );
     assert_eq!(
         warnings[0],
-        "virtual_hosts[0].routes[0]: has non_forwarding_action: calls that it matches fail (A36)"
+        "virtual_hosts[0].routes[0]: has non_forwarding_action: calls that match it fail (A36)"
     );
 }
 
@@ -412,7 +412,7 @@ fn weighted_clusters() {
     assert_eq!(
         warnings,
         [
-            "virtual_hosts[0].routes[0].route.weighted_clusters.total_weight: is ignored: shares go by the sum of the weights"
+            "virtual_hosts[0].routes[0].route.weighted_clusters.total_weight: is ignored: the sum of the weights is used"
         ]
     );
 }
@@ -526,8 +526,10 @@ fn a_virtual_host_gives_a_default_retry_policy() {
     assert_eq!(codes(2), None);
     assert_eq!(
         warnings,
-        ["virtual_hosts[0].routes[2].route.retry_policy.retry_on: names no condition of gRPC (cancelled, \
-          deadline-exceeded, internal, resource-exhausted, unavailable): nothing is retried"]
+        [
+            "virtual_hosts[0].routes[2].route.retry_policy.retry_on: has no condition that gRPC supports (cancelled, \
+          deadline-exceeded, internal, resource-exhausted, unavailable): nothing is retried"
+        ]
     );
     config.virtual_hosts[0].retry_policy = Some(back_off(None, None));
     assert_eq!(
@@ -664,12 +666,12 @@ fn fields_without_effect_are_warned_about() {
         accepted(&config).1,
         [
             "ignore_port_in_host_matching: is ignored, as gRPC does".to_owned(),
-            "typed_per_filter_config: is ignored: overrides stand in virtual hosts, routes and weighted clusters (A39)"
+            "typed_per_filter_config: is ignored: overrides belong to virtual hosts, routes and weighted clusters (A39)"
                 .to_owned(),
-            format!("{at}[0].route.timeout: is ignored: gRPC heeds max_stream_duration only (A31)"),
+            format!("{at}[0].route.timeout: is ignored: gRPC uses only max_stream_duration (A31)"),
             format!("{at}[0].route.retry_policy.per_try_timeout: is ignored, as gRPC does (A44)"),
             format!(
-                "{at}[0].route.hash_policy[0]: yields no hash: gRPC knows header, and filter_state with the key \
+                "{at}[0].route.hash_policy[0]: yields no hash: gRPC supports header, and filter_state with the key \
                  io.grpc.channel_id (A42)"
             ),
             format!("{at}[2].match.headers[0].treat_missing_header_as_empty: is ignored, as gRPC does"),
@@ -699,7 +701,7 @@ fn hash_policies_are_checked() {
     check(policy("", None), "header_name: must not be empty");
     check(
         policy("x", Some(("(", ""))),
-        "regex_rewrite.pattern.regex: \"(\" is no valid regular expression: \"unclosed group\"",
+        "regex_rewrite.pattern.regex: \"(\" is not a valid regular expression: \"unclosed group\"",
     );
     for bad in ["\\2", "\\", "\\x", "a\\"] {
         let text = "expected text with \\\\ for a backslash and \\0 to \\1 for groups of the pattern";
@@ -759,7 +761,7 @@ fn hash_policies_are_described() {
         (header(None), true, r#"header "x-user", and no other if there is one"#, None),
         (header(Some(("a+", "b"))), false, r#"header "x-user" with "b" for "a+""#, None),
         (PolicySpecifier::FilterState(channel), false, "the channel", Some(7)),
-        (cookie, false, "what gRPC does not have", None),
+        (cookie, false, "unsupported by gRPC", None),
     ] {
         let policy = HashPolicy { policy_specifier: Some(specifier), terminal };
         let (config, _) = accepted(&routes([acting(|action| action.hash_policy = vec![policy])]));
@@ -836,8 +838,8 @@ fn domains_are_checked() {
     assert_eq!(
         warnings,
         [
-            "virtual_hosts[0].domains[1]: \"A\" stands here twice: the first one counts",
-            "virtual_hosts[0].domains[3]: \"*\" stands here twice: the first one counts",
+            "virtual_hosts[0].domains[1]: \"A\" occurs twice: the first one is used",
+            "virtual_hosts[0].domains[3]: \"*\" occurs twice: the first one is used",
         ]
     );
 }

@@ -125,9 +125,7 @@ fn a_route_that_is_not_for_clients_fails_its_calls() {
     let selector = selector([Route { action, ..route("/s/a", "x") }, route("/", "rest")]);
     assert_eq!(
         way(&selector, "/s/a", &[], 0).unwrap_err(),
-        Status::unavailable(
-            "virtual host \"host *\": the route that matches is not for clients (path \"/s/a\")"
-        )
+        Status::unavailable("virtual host \"host *\": the matching route is not for clients (path \"/s/a\")")
     );
     assert_eq!(way(&selector, "/s/b", &[], 0).unwrap(), "rest");
 }

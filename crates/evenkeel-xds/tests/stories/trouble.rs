@@ -447,7 +447,7 @@ fn errors_of_resources_reach_the_subscriber() {
 fn an_ignored_deletion_is_logged() {
     let features = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
     let begins = r#"warning: cluster "a": xDS server "one" removed it; it stays in use (xDS node id "me")"#;
-    let over = r#"info: cluster "a": its removal by xDS server "one" is over (xDS node id "me")"#;
+    let over = r#"info: cluster "a": its ignored removal by xDS server "one" ended (xDS node id "me")"#;
     let mut world = with_clusters(features, &["a=1", "b=1"]);
     world.sends("one", reply(Cluster, "2", &["b=1"]));
     world.sends("one", reply(Cluster, "3", &["b=1"]));
@@ -470,6 +470,6 @@ fn an_ignored_deletion_ends_with_the_subscription() {
     world.sends("one", reply(Cluster, "2", &[]));
     world.log();
     world.wants(id, &[(Cluster, "b")]);
-    let over = r#"info: cluster "a": its removal by xDS server "one" is over (xDS node id "me")"#;
+    let over = r#"info: cluster "a": its ignored removal by xDS server "one" ended (xDS node id "me")"#;
     assert_eq!(world.log(), [over]);
 }

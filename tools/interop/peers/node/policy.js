@@ -13,7 +13,7 @@ class Config {
 
   static createFromJson(json) {
     if (typeof json.rpcBehavior !== 'string') {
-      throw new Error(`rpcBehavior: expected a text, found ${JSON.stringify(json.rpcBehavior)}`);
+      throw new Error(`rpcBehavior: expected a string, found ${JSON.stringify(json.rpcBehavior)}`);
     }
     return new Config(json.rpcBehavior);
   }

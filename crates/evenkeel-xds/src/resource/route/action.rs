@@ -73,9 +73,9 @@ pub(super) fn read(
         Some(ActionKind::NonForwardingAction(_)) => "non_forwarding_action",
         Some(ActionKind::Redirect(_)) => "redirect",
         Some(ActionKind::DirectResponse(_)) => "direct_response",
-        None => "no action that this client knows",
+        None => "no supported action",
     };
-    reader.warn(path, format!("has {kind}: calls that it matches fail (A36)"));
+    reader.warn(path, format!("has {kind}: calls that match it fail (A36)"));
     Ok(RouteAction::Unsupported { kind })
 }
 
@@ -137,7 +137,7 @@ fn clusters(
             Err(RouteRejection::Skipped)
         }
         None => {
-            reader.warn(path, "has no cluster specifier that this client knows: the route is skipped");
+            reader.warn(path, "has no supported cluster specifier: the route is skipped");
             Err(RouteRejection::Skipped)
         }
     }
@@ -176,7 +176,7 @@ fn weighted_clusters(
         return Err(RouteRejection::Invalid);
     }
     if message.total_weight.is_some_and(|total| u64::from(total) != sum) {
-        reader.warn(&path.field("total_weight"), "is ignored: shares go by the sum of the weights");
+        reader.warn(&path.field("total_weight"), "is ignored: the sum of the weights is used");
     }
     Ok(clusters)
 }
@@ -185,7 +185,7 @@ fn limit(message: &proto::RouteAction, path: &FieldPath<'_>, reader: &mut Resour
     // A31: these timeouts start at points that do not exist in gRPC.
     for (name, value) in [("timeout", &message.timeout), ("max_grpc_timeout", &message.max_grpc_timeout)] {
         if value.as_ref().is_some_and(|value| *value != Duration::default()) {
-            reader.warn(&path.field(name), "is ignored: gRPC heeds max_stream_duration only (A31)");
+            reader.warn(&path.field(name), "is ignored: gRPC uses only max_stream_duration (A31)");
         }
     }
     let Some(message) = &message.max_stream_duration else { return StreamLimit::default() };
@@ -217,8 +217,7 @@ fn hash_policy(
             HashSource::ChannelId
         }
         _ => {
-            let text =
-                "yields no hash: gRPC knows header, and filter_state with the key io.grpc.channel_id (A42)";
+            let text = "yields no hash: gRPC supports header, and filter_state with the key io.grpc.channel_id (A42)";
             reader.warn(path, text);
             HashSource::Unsupported
         }

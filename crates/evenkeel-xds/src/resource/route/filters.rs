@@ -41,7 +41,7 @@ pub(in crate::resource) fn chain(
         let path = path.index(i);
         reader.name(&message.name, &path.field("name"));
         if !names.insert(message.name.as_str()) {
-            reader.problem(&path.field("name"), format!("{} stands here twice", quoted(&message.name)));
+            reader.problem(&path.field("name"), format!("{} occurs twice", quoted(&message.name)));
         }
         if let Some(filter) = filter(message, &path, reader) {
             let name = message.name.as_str().into();
@@ -95,7 +95,7 @@ fn filter(
 
 fn report_unsupported(optional: bool, found: &str, path: &FieldPath<'_>, reader: &mut ResourceReader<'_>) {
     if optional {
-        reader.warn(path, format!("{found}: left out, for it is optional"));
+        reader.warn(path, format!("{found}: skipped because it is optional"));
     } else {
         reader.problem(path, found);
     }
@@ -182,7 +182,10 @@ fn fault(message: &HttpFault, path: &FieldPath<'_>, reader: &mut ResourceReader<
         [("headers", message.headers.len()), ("downstream_nodes", message.downstream_nodes.len())]
     {
         if count > 0 {
-            reader.warn(&path.field(name), "is ignored, as gRPC does: faults go by share only (A33)");
+            reader.warn(
+                &path.field(name),
+                "is ignored, as gRPC does: faults are injected by percentage only (A33)",
+            );
         }
     }
     FaultConfig {
@@ -239,7 +242,7 @@ fn share(
 ) -> Option<FaultFraction> {
     let path = path.field("percentage");
     let Some(fraction) = message else {
-        reader.warn(&path, "is unset, which is 0: no call is touched");
+        reader.warn(&path, "is unset, which is 0: no call is affected");
         return Some(FaultFraction { per_million: 0, unit: 0 });
     };
     let (per_million, unit) = reader.fraction(fraction, &path)?;

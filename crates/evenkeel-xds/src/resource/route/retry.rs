@@ -47,7 +47,7 @@ pub(super) fn read(
     let retry_on: Vec<Code> =
         CONDITIONS.iter().filter(|(name, _)| asked(name)).map(|(_, code)| *code).collect();
     if retry_on.is_empty() {
-        let text = "names no condition of gRPC (cancelled, deadline-exceeded, internal, resource-exhausted, \
+        let text = "has no condition that gRPC supports (cancelled, deadline-exceeded, internal, resource-exhausted, \
                     unavailable): nothing is retried";
         reader.warn(&path.field("retry_on"), text);
         return None;

@@ -437,9 +437,9 @@ fn names_that_cannot_be_matched() {
     }
     let deep = "(".repeat(100_000);
     let cases = [
-        ("(", "is no valid regular expression: \"unclosed group\""),
-        ("a)|(b", "is no valid regular expression: \"unopened group\""),
-        ("(?x)a #", "is no valid regular expression: \"unclosed group\""),
+        ("(", "is not a valid regular expression: \"unclosed group\""),
+        ("a)|(b", "is not a valid regular expression: \"unopened group\""),
+        ("(?x)a #", "is not a valid regular expression: \"unclosed group\""),
         (
             "((a{100}){100}){100}",
             "takes more than 10485760 bytes when compiled; at most that many are allowed",
@@ -451,7 +451,7 @@ fn names_that_cannot_be_matched() {
         assert_eq!(problem, format!("{at}: {bad:?} {reason}"));
     }
     let problem = refused(&with_names(vec![pattern(regex(&deep))]));
-    assert!(problem.contains(" is no valid regular expression: ") && problem.len() < 500, "{problem}");
+    assert!(problem.contains(" is not a valid regular expression: ") && problem.len() < 500, "{problem}");
 }
 
 /// fault 38: the regular expressions of one cluster share a size limit.
@@ -461,7 +461,7 @@ fn patterns_of_names_share_a_limit() {
     parser.limits.regex_bytes = 64 << 10;
     let bombs = (0..1_000).map(|i| pattern(regex(&format!("x{i}(a{{100}}){{100}}")))).collect();
     let problems = parse_with(&with_names(bombs), &parser).unwrap_err();
-    let together = "the regular expressions of one resource may take 1048576 bytes together when compiled";
+    let together = "the regular expressions of one resource exceed 1048576 bytes in total when compiled";
     assert!(problems.contains(together), "{problems}");
 }
 

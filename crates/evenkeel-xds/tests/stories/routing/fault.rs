@@ -88,7 +88,7 @@ fn codes() {
     }
     let ok = parsed(&abort(ErrorType::GrpcStatus(0), share(100, HUNDRED)));
     let injected = ok.decide(&PickArgs::new("/s/m", 0), &Arc::default()).expect("a fault");
-    assert_eq!(injected.abort.map(|status| status.to_string()).unwrap(), "Ok: ended by fault injection");
+    assert_eq!(injected.abort.map(|status| status.to_string()).unwrap(), "Ok: aborted by fault injection");
 }
 
 /// RT-3: faults hit the configured fraction of calls, in each denominator. Delay and abort are drawn independently.

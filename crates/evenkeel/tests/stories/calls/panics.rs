@@ -138,7 +138,7 @@ async fn policies_do_not_speak_for_servers() {
     within(client.unary(request(""))).await.unwrap();
     wrongs.code.store(5, Ordering::SeqCst);
     let status = within(client.unary(request(""))).await.unwrap_err();
-    let text = "load balancing gave the reserved status NotFound: no such shard";
+    let text = "the load balancing policy returned the reserved status NotFound: no such shard";
     assert_eq!((status.code(), status.message()), (Code::Internal, text));
     wrongs.code.store(7, Ordering::SeqCst);
     let mut patient = tonic::Request::new(request(""));

@@ -134,5 +134,5 @@ test('the policy is known and wants its setting', () => {
   const config = { 'test.RpcBehaviorLoadBalancer': { rpcBehavior: 'error-code-15' } };
   assert.deepStrictEqual(grpc.experimental.parseLoadBalancingConfig(config).toJsonObject(), config);
   const broken = { 'test.RpcBehaviorLoadBalancer': {} };
-  assert.throws(() => grpc.experimental.parseLoadBalancingConfig(broken), /rpcBehavior: expected a text, found undefined/);
+  assert.throws(() => grpc.experimental.parseLoadBalancingConfig(broken), /rpcBehavior: expected a string, found undefined/);
 });
