@@ -12,8 +12,9 @@ pub(crate) struct ShutdownSignals {
 
 impl ShutdownSignals {
     pub(crate) fn new() -> Result<ShutdownSignals, CliError> {
-        let on =
-            |kind| signal(kind).map_err(|error| CliError::usage(format!("no signals can be had: {error}")));
+        let on = |kind| {
+            signal(kind).map_err(|error| CliError::usage(format!("cannot install signal handlers: {error}")))
+        };
         Ok(ShutdownSignals {
             interrupt: on(SignalKind::interrupt())?,
             terminate: on(SignalKind::terminate())?,

@@ -51,7 +51,7 @@ pub(crate) struct InspectArgs {
 
 pub(crate) async fn run(args: InspectArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
     let answers =
-        terminal.progress().during(&format!("asking {}", args.peer), ask::fetch(&args.peer)).await?;
+        terminal.progress().during(&format!("querying {}", args.peer), ask::fetch(&args.peer)).await?;
     if args.watch {
         return screen::watch(&args.peer, args.interval, answers, terminal).await;
     }

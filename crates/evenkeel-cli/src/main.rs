@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            terminal.print_error(&CliError::usage(format!("no threads to run on: {error}")));
+            terminal.print_error(&CliError::usage(format!("cannot start the runtime: {error}")));
             return CliExit::Usage.into();
         }
     };

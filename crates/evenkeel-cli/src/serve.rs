@@ -94,7 +94,7 @@ impl ServeLog<'_> {
     fn begin(&self, control: &ControlPlane) -> Result<(), CliError> {
         let text = control.bootstrap(&self.args.node);
         let bootstrap: Value = serde_json::from_str(&text)
-            .map_err(|error| CliError::usage(format!("the bootstrap is no JSON: {error}")))?;
+            .map_err(|error| CliError::usage(format!("the bootstrap is not valid JSON: {error}")))?;
         if let Some(file) = &self.args.bootstrap_file {
             std::fs::write(file, format!("{text}\n")).map_err(|error| {
                 CliError::usage(format!("{}: cannot be written: {error}", file.display()))
@@ -126,7 +126,7 @@ impl ServeLog<'_> {
         let warning = if address.ip().is_loopback() {
             String::new()
         } else {
-            let text = "Everybody who reaches this address can read the mesh; nothing is encrypted.";
+            let text = "Any client that reaches this address can read the mesh; nothing is encrypted.";
             format!("{}\n", self.terminal.paint(TextStyle::Warn, text))
         };
         self.terminal.print(format_args!(
@@ -201,7 +201,7 @@ impl ServeLog<'_> {
                 for error in errors.iter() {
                     self.line(self.terminal.paint(TextStyle::Bad, ui::safe(&error.to_string())))?;
                 }
-                self.line(format_args!("{file}  the edit is not used; what was served before is served on"))
+                self.line(format_args!("{file}  the edit is rejected; the previous version is still served"))
             }
         }
     }
@@ -211,7 +211,7 @@ impl ServeLog<'_> {
         if self.args.json {
             return self.json(json!({ "event": "missed", "count": count }));
         }
-        self.line(format_args!("{count} events were too many to tell"))
+        self.line(format_args!("{count} events were dropped"))
     }
 
     fn end(&self) -> Result<(), CliError> {

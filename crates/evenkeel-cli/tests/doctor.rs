@@ -217,9 +217,9 @@ async fn all_fine() {
     let shown = ended.text.replace(&control.address().to_string(), "CONTROL");
     let expected = "\
 ✓ bootstrap  ok T ms  FILE (--bootstrap), node \"node-7\"
-- DNS        skipped           there is no name to resolve
-✓ TCP        ok T ms  CONTROL takes connections
-✓ HTTP/2     ok T ms  is spoken
+- DNS        skipped           no name to resolve
+✓ TCP        ok T ms  CONTROL accepts connections
+✓ HTTP/2     ok T ms  handshake completed
 ✓ ADS        ok T ms  open
 ✓ LDS        ok T ms  orders version 1
 ✓ RDS        ok T ms  orders version 1
@@ -237,7 +237,7 @@ async fn the_bootstrap_of_the_environment() {
     let ended = DoctorOutput::of(&run(vec!["xds:///orders".to_owned()]).await);
     let expected = "\
 ✗ bootstrap  FAILED T ms
-    expected  a bootstrap: it says where the control plane is
+    expected  a bootstrap with the address of the control plane
     found     neither GRPC_XDS_BOOTSTRAP nor GRPC_XDS_BOOTSTRAP_CONFIG is set, and there is no --bootstrap
     likely    the variable is set for the service, but not in this shell
     next      GRPC_XDS_BOOTSTRAP=/path/to/bootstrap.json evenkeel doctor ..., or use --bootstrap FILE
@@ -319,7 +319,7 @@ async fn a_name_that_does_not_resolve() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_without_a_listener() {
     let (_held, address) = closed_port();
-    doctor(&insecure(address), &[]).await.stopped_at(3, "TCP", "refused", "nobody listens on that port");
+    doctor(&insecure(address), &[]).await.stopped_at(3, "TCP", "refused", "no process listens on that port");
 }
 
 /// A full listen backlog drops packets, as a firewall does.
@@ -334,7 +334,7 @@ async fn packets_vanish() {
         held.push(stream);
     }
     let ended = doctor(&insecure(address), &SOON).await;
-    ended.stopped_at(3, "TCP", "no answer within 4s", "packets vanish: a firewall");
+    ended.stopped_at(3, "TCP", "no response within 4s", "packets are dropped: a firewall");
 }
 
 fn tls_of(ca: &Ca, names: &[&str]) -> Tls {
@@ -368,8 +368,8 @@ async fn tls_to_the_control_plane() {
     doctor(&insecure(good.address()), &SOON).await.stopped_at(
         3,
         "HTTP/2",
-        "in the clear it answers with an alert of TLS",
-        "the port wants TLS, and is spoken to in the clear",
+        "in plaintext it responds with a TLS alert",
+        "the port requires TLS, the client uses plaintext",
     );
 
     let other = ControlPlane::start_with_tls(tls_of(&ca, &["other.example.com"])).await;
@@ -385,11 +385,11 @@ async fn tls_to_the_control_plane() {
     let mutual = Tls { client_ca: Some(ca.pem()), ..tls_of(&ca, &["127.0.0.1"]) };
     let mutual = ControlPlane::start_with_tls(mutual).await;
     let ended = doctor(&trusting(&folder, &ca, &mutual.address().to_string()), &[]).await;
-    ended.stopped_at(3, "TLS", "certificate required", "wants a client certificate");
+    ended.stopped_at(3, "TLS", "certificate required", "requires a client certificate");
 
     let plain = ControlPlane::start().await;
     let ended = doctor(&trusting(&folder, &ca, &plain.address().to_string()), &SOON).await;
-    ended.stopped_at(3, "TLS", "TLS handshake", "TLS is spoken to a port that is in the clear");
+    ended.stopped_at(3, "TLS", "TLS handshake", "the client uses TLS, the port is plaintext");
 }
 
 /// Servers of other protocols on the control plane's port.
@@ -399,7 +399,7 @@ async fn other_servers() {
     doctor(&insecure(web), &SOON).await.stopped_at(
         3,
         "HTTP/2",
-        "in the clear it answers \"HTTP/1.1 400 Bad Request\"",
+        "in plaintext it responds with \"HTTP/1.1 400 Bad Request\"",
         "an HTTP/1 server",
     );
     let mail = peer_that_says(b"220 mail.example.com ESMTP\r\n").await;
@@ -407,7 +407,12 @@ async fn other_servers() {
     let closing = peer_that_says(b"").await;
     doctor(&insecure(closing), &SOON).await.stopped_at(3, "HTTP/2", "", "the server closes the connection");
     let silent = silent_peer().await;
-    doctor(&insecure(silent), &SOON).await.stopped_at(3, "HTTP/2", "", "takes connections and says nothing");
+    doctor(&insecure(silent), &SOON).await.stopped_at(
+        3,
+        "HTTP/2",
+        "",
+        "accepts connections and sends nothing",
+    );
 }
 
 /// Control planes that refuse the ADS stream.
@@ -426,9 +431,9 @@ async fn streams_that_are_refused() {
         Box::leak(Box::new(fields))
     };
     let stranger = peer_that_answers(grpc("16")).await;
-    doctor(&insecure(stranger), &[]).await.stopped_at(1, "ADS", "Unauthenticated", "wants to know who asks");
+    doctor(&insecure(stranger), &[]).await.stopped_at(1, "ADS", "Unauthenticated", "requires authentication");
     let refused = peer_that_answers(grpc("7")).await;
-    doctor(&insecure(refused), &[]).await.stopped_at(1, "ADS", "PermissionDenied", "this node may not");
+    doctor(&insecure(refused), &[]).await.stopped_at(1, "ADS", "PermissionDenied", "denies it access");
     let ending = peer_that_answers(grpc("0")).await;
     let ended = doctor(&insecure(ending), &[]).await;
     ended.stopped_at(1, "ADS", "ended the stream before a response", "ends every stream at once");
@@ -440,18 +445,17 @@ async fn silence() {
     let control = ControlPlane::start().await;
     control.silent(true);
     let ended = doctor(&insecure(control.address()), &SOON).await;
-    let ended =
-        ended.stopped_at(1, "LDS", "silence: nothing came for listener \"orders\"", "knows no listener");
-    assert!(ended.text.contains("✓ ADS        ok T ms  open, nothing was sent so far"), "{}", ended.text);
+    let ended = ended.stopped_at(1, "LDS", "no response for listener \"orders\"", "has no listener");
+    assert!(ended.text.contains("✓ ADS        ok T ms  open, no response so far"), "{}", ended.text);
 
     let control = control_plane_with(&["users", "orders:80"]).await;
     let ended = doctor(&insecure(control), &SOON).await;
-    ended.stopped_at(1, "LDS", "listeners that it has: orders:80, users", "knows no listener");
+    ended.stopped_at(1, "LDS", "listeners that it has: orders:80, users", "has no listener");
 
     let (control, _backend) = mesh().await;
     control.set(resources::route_config("orders", "gone"));
     let ended = doctor(&insecure(control.address()), &SOON).await;
-    ended.stopped_at(1, "CDS", "cluster \"gone\"", "knows no cluster of this name");
+    ended.stopped_at(1, "CDS", "cluster \"gone\"", "has no cluster of this name");
 }
 
 /// A NACKed resource is reported with every problem.
@@ -462,8 +466,7 @@ async fn resources_that_are_rejected() {
     routes.virtual_hosts[0].domains = vec!["a*b".to_owned(), "c*d".to_owned()];
     control.set(routes);
     let ended = doctor(&insecure(control.address()), &[]).await;
-    let ended =
-        ended.stopped_at(1, "RDS", "virtual_hosts[0].domains[0]", "cannot use, and was told so (NACK)");
+    let ended = ended.stopped_at(1, "RDS", "virtual_hosts[0].domains[0]", "rejected it with a NACK");
     assert!(ended.text.contains("virtual_hosts[0].domains[1]"), "{}", ended.text);
 }
 
@@ -509,25 +512,30 @@ async fn endpoints_that_do_not_take_calls() {
     let (_held, dead) = closed_port();
     control.set_endpoints("pay", &[dead]);
     let ended = doctor(&insecure(control.address()), &[]).await;
-    ended.stopped_at(1, "connect", &format!("{dead} does not take connections"), "nobody listens there");
+    ended.stopped_at(
+        1,
+        "connect",
+        &format!("{dead} does not accept connections"),
+        "no process listens there",
+    );
 
     let web = peer_that_says(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
     control.set_endpoints("pay", &[web]);
     let ended = doctor(&insecure(control.address()), &SOON).await;
-    ended.stopped_at(1, "connect", "answers \"HTTP/1.1 400 Bad Request\"", "not a gRPC port");
+    ended.stopped_at(1, "connect", "responds with \"HTTP/1.1 400 Bad Request\"", "not a gRPC port");
 
     let ca = Ca::new("ours");
     let secured = Backend::builder().tls(tls_of(&ca, &["orders"])).start().await;
     control.set_endpoints("pay", &[secured.address()]);
     let ended = doctor(&insecure(control.address()), &SOON).await;
-    ended.stopped_at(1, "connect", "wants TLS", "the endpoints want TLS");
+    ended.stopped_at(1, "connect", "requires TLS", "the endpoints require TLS");
     let folder = TempFolder::new();
     let file = folder.file("ca.pem", &ca.pem());
     doctor(&insecure(control.address()), &["--ca", &file]).await.fine();
 
     control.set_endpoints("pay", &[backend.address()]);
     let ended = doctor(&insecure(control.address()), &["--ca", &file, "--wait", "4s"]).await;
-    ended.stopped_at(1, "connect", "speaks HTTP/2 in the clear", "endpoints that are in the clear");
+    ended.stopped_at(1, "connect", "accepts plaintext HTTP/2", "the endpoints are plaintext");
 
     control.set_endpoints("pay", &[backend.address(), dead]);
     let ended = doctor(&insecure(control.address()), &[]).await.fine();
@@ -557,16 +565,16 @@ async fn without_a_control_plane() {
     let port = backend.address().port();
     let ended = DoctorOutput::of(&run(vec![format!("dns:///localhost:{port}")]).await).fine();
     assert!(ended.text.starts_with("✓ DNS        ok T ms  localhost is "), "{}", ended.text);
-    assert!(ended.text.contains("✓ HTTP/2     ok T ms  is spoken\n"), "{}", ended.text);
+    assert!(ended.text.contains("✓ HTTP/2     ok T ms  handshake completed\n"), "{}", ended.text);
     DoctorOutput::of(&run(vec![format!("ipv4:127.0.0.1:{port}")]).await).fine();
     let tls =
         vec![format!("ipv4:127.0.0.1:{port}"), "--tls".to_owned(), "--wait".to_owned(), "4s".to_owned()];
     let ended = DoctorOutput::of(&run(tls).await);
-    ended.stopped_at(1, "TLS", "TLS handshake", "TLS is spoken to a port that is in the clear");
+    ended.stopped_at(1, "TLS", "TLS handshake", "the client uses TLS, the port is plaintext");
     let folder = TempFolder::new();
     let socket = folder.path("no.sock").display().to_string();
     let ended = DoctorOutput::of(&run(vec![format!("unix:{socket}")]).await);
-    ended.stopped_at(1, "TCP", "no.sock", "there is no such file");
+    ended.stopped_at(1, "TCP", "no.sock", "no such file");
 }
 
 /// `--json` contains the same texts.
@@ -630,9 +638,10 @@ async fn the_security_of_clusters_is_taken() {
         text.to_string()
     };
     let ended = doctor(&files(&own.pem, &own.key_pem), &[]).await.fine();
-    for text in
-        ["✓ certs      ok T ms  \"own\": 1 roots, a certificate for ", "; secured as the cluster says"]
-    {
+    for text in [
+        "✓ certs      ok T ms  \"own\": 1 roots, a certificate for ",
+        "; secured by the cluster's transport_socket",
+    ] {
         assert!(ended.text.contains(text), "{text} in:\n{}", ended.text);
     }
     let expired = ca.issue_expired(&["me"]);
@@ -697,6 +706,6 @@ async fn control_planes_that_are_xds_targets() {
         2,
         "bootstrap",
         "xds_servers[0].server_uri: \"xds:///control\" is an xDS target itself",
-        "where the control plane's address belongs",
+        "instead of the control plane's address",
     );
 }

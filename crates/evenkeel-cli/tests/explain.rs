@@ -99,11 +99,11 @@ Routes of virtual host \"orders\"
        does not match: header \"x-canary\" exact \"yes\"
   → 3. path prefix \"/shop.Orders/\" and 200000 in a million -> cluster
        \"orders-v2\"
-       takes 20 % of such calls
-       no timeout but the caller's
+       matches 20 % of such calls
+       no timeout except the caller's
   → 4. path prefix \"/shop.Orders/\" -> cluster \"orders\" (3), cluster \"orders-v2\"
        (1)
-       takes 80 % of such calls
+       matches 80 % of such calls
        orders 75 %, orders-v2 25 %
        timeout 5 s
        up to 3 attempts on Unavailable, back-off 25 ms to 250 ms
@@ -121,13 +121,13 @@ Cluster orders, 60 % of the calls
       │       │ └ 10.0.0.2:50051                           weight 3  55.1 %  ██████
       │       └ eu/eu-1b  edf_weighted_round_robin                   24.5 %
       │         └ 10.0.1.1:50051                           weight 1  24.5 %  ██
-      └ orders/priority-1  stands by
+      └ orders/priority-1  inactive
         └ 10.1.0.1:50051
   * endpoints from EDS resource \"orders\"
   * 2 % of the calls are dropped (category \"shed\")
   * at most 100 calls at a time from one client
-  * endpoints that do badly are set aside for a while (outlier detection)
-  * left out: 10.0.0.9:50051 (unhealthy)
+  * failing endpoints are ejected for a while (outlier detection)
+  * excluded: 10.0.0.9:50051 (unhealthy)
 
 Cluster orders-v2, 40 % of the calls
   cds_experimental
@@ -141,7 +141,7 @@ Cluster orders-v2, 40 % of the calls
               └ 10.0.2.2:50051                                  80 %  ████████
   * endpoints from EDS resource \"orders-v2\"
   * weights are learned from load reports at run time; until then the EDS
-    weights hold, as shown
+    weights apply, as shown
 
 --stages shows the four configs that lead here, --json everything.
 ";
@@ -240,14 +240,14 @@ fn aggregates_and_dns_are_shown() {
       │     └ (no locality)  weighted_round_robin              100 %
       │       ├ 10.0.2.1:50051                                  20 %  ██
       │       └ 10.0.2.2:50051                                  80 %  ████████
-      └ batch/priority-0  stands by
+      └ batch/priority-0  inactive
         └ batch.example:443
-  * made of orders-v2, batch: the first that works takes all calls
+  * aggregate of orders-v2, batch: the first usable one gets all calls
   * orders-v2: endpoints from EDS resource \"orders-v2\"
   * batch: endpoints are all addresses of DNS name \"batch.example:443\", which
-    is not looked up here: one endpoint, whatever they are
+    is not resolved here: one endpoint for all of them
   * weights are learned from load reports at run time; until then the EDS
-    weights hold, as shown
+    weights apply, as shown
 
 --stages shows the four configs that lead here, --json everything.
 ";
@@ -301,7 +301,7 @@ fn a_call_without_a_route_is_a_finding() {
         "{}",
         outcome.stdout
     );
-    assert!(outcome.stdout.ends_with("  --path says which method is called.\n"), "{}", outcome.stdout);
+    assert!(outcome.stdout.ends_with("  --path sets the method of the call.\n"), "{}", outcome.stdout);
     let outcome = explain(SHOP, &["--target", "xds:///orders", "--path", "shop"]).ends_with(1);
     let expected = "Calls to shop of xds:///orders fail: the path \"shop\" does not start with \"/\"\n";
     assert_eq!(outcome.stdout, expected);
@@ -334,7 +334,7 @@ fn shares_that_are_not_fixed_are_not_made_up() {
     assert_eq!((rows.len(), &rows[0]["share"]), (2, &json!(null)));
     let text = explain(&mesh("least_request"), &[]).ends_with(0).stdout;
     assert!(text.contains("10.0.0.1:1") && text.contains("by load\n"), "{text}");
-    assert!(text.contains("* of 2 endpoints chosen at random the one with the fewest calls"), "{text}");
+    assert!(text.contains("* of 2 random endpoints, the one with the fewest calls"), "{text}");
 
     let answer = explain_json(&mesh("pick_first"), &[], 0);
     assert_shares_of_one(&answer["clusters"][0]);
@@ -357,14 +357,14 @@ fn wrong_use_ends_with_2() {
         missing.stderr
     );
     for (args, why) in [
-        (&[][..], "--target is needed: the mesh has the services carts, everything, orders"),
+        (&[][..], "--target is required: the mesh has the services carts, everything, orders"),
         (
             &["--target", "xds:///nothing"],
             "the mesh has no service \"nothing\"; it has carts, everything, orders",
         ),
         (&["--target", "dns:///orders"], "target \"dns:///orders\""),
         (&["--target", "xds:///orders", "--header", "x-user"], "expected NAME:VALUE, found no colon"),
-        (&["--target", "xds:///orders", "--header", "x user:a"], "is no name of a header"),
+        (&["--target", "xds:///orders", "--header", "x user:a"], "is not a valid header name"),
         (&["--target", "xds:///orders", "--json", "--stages"], "cannot be used with"),
         (&["--target", "xds:///orders", "--no-such-flag"], "--no-such-flag"),
     ] {

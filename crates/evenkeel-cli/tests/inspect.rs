@@ -375,7 +375,7 @@ async fn peers_that_are_no_clients() {
     let address = backend.address();
     backend.kill();
     let outcome = inspect_at(address).await.ends_with(3);
-    assert!(outcome.stderr.contains("nobody listens there"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("no process listens there"), "{}", outcome.stderr);
 
     let web = peer_that_says(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
     let outcome = inspect_at(web).await.ends_with(3);

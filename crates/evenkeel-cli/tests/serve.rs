@@ -82,7 +82,7 @@ async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
     folder.file("mesh.yaml", "services:\n  orders: {cluster: nowhere}\n");
     let error = serve.line_with("mesh.yaml:2:");
     assert!(error.contains("services.orders") && error.contains("nowhere"), "{error}");
-    serve.line_with("the edit is not used; what was served before is served on");
+    serve.line_with("the edit is rejected; the previous version is still served");
     call_until(&channel, &other).await;
 
     folder.file("mesh.yaml", &mesh(&[&one, &other]));
@@ -170,7 +170,7 @@ fn other_machines_connect_only_if_enabled() {
     let folder = TempFolder::new();
     let file = folder.file("mesh.yaml", "services: {a: {}}\nclusters: {a: {endpoints: [10.0.0.1:1]}}\n");
     let mut serve = RunningCommand::start(["serve", &file, "--listen", "0.0.0.0:0"]);
-    serve.line_with("Everybody who reaches this address can read the mesh");
+    serve.line_with("Any client that reaches this address can read the mesh");
     let export = serve.line_with("export");
     let bootstrap: Value = serde_json::from_str(&unquoted(&export)).expect("JSON");
     let uri: SocketAddr =

@@ -216,7 +216,7 @@ async fn a_dead_control_plane_cannot_be_reached() {
     let outcome = ask(&control, &[]).await.ends_with(3);
     let address = control.address();
     assert!(
-        outcome.stderr.starts_with(&format!("error: no control plane answers ({address}): ")),
+        outcome.stderr.starts_with(&format!("error: no control plane responds ({address}): ")),
         "{}",
         outcome.stderr
     );

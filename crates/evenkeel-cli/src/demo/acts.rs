@@ -67,17 +67,17 @@ const EDITED: MeshEdit = MeshEdit { edit: "weights 1 1 2 4 4", weights: Some([1,
 pub(super) const ACTS: [DemoAct; 6] = [
     DemoAct {
         title: "round robin",
-        caption: "each backend gets the same, and the small ones drown",
+        caption: "every backend gets the same share, the small ones are overloaded",
         events: &[(0.0, DemoEvent::Mesh(ROUND_ROBIN))],
     },
     DemoAct {
         title: "weights from the control plane",
-        caption: "one edit of the mesh file, and each gets what it can do",
+        caption: "one edit of the mesh file: shares follow the capacity",
         events: &[(0.0, DemoEvent::Mesh(BY_WEIGHT))],
     },
     DemoAct {
         title: "weights from reported load",
-        caption: "the file has no weights any more: backends say how busy they are",
+        caption: "the file has no weights any more: backends report their utilization",
         events: &[(0.0, DemoEvent::Mesh(LOAD))],
     },
     DemoAct {
@@ -87,7 +87,7 @@ pub(super) const ACTS: [DemoAct; 6] = [
     },
     DemoAct {
         title: "a priority fails over",
-        caption: "huge alone is first; when it is killed the other four step in",
+        caption: "huge alone has the first priority; when it is killed, the other four take over",
         events: &[
             (0.0, DemoEvent::Mesh(SPARE)),
             (0.4, DemoEvent::Kill(HUGE)),

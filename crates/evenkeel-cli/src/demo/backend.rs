@@ -169,7 +169,7 @@ impl Service<http::Request<Body>> for WorkService {
         let work = self.clone();
         Box::pin(async move {
             if request.uri().path() != METHOD {
-                return Ok(Status::unimplemented(format!("there is only {METHOD}")).into_http());
+                return Ok(Status::unimplemented(format!("unknown method; expected {METHOD}")).into_http());
             }
             Ok(Grpc::new(ProstCodec::<(), ()>::default()).unary(work, request).await)
         })
@@ -185,7 +185,7 @@ impl UnaryService<()> for WorkService {
         let name = self.name.clone();
         Box::pin(async move {
             let Some(ends) = ends else {
-                let mut status = Status::resource_exhausted("too many calls wait already");
+                let mut status = Status::resource_exhausted("the queue of calls is full");
                 status.metadata_mut().insert(BACKEND_METADATA, name);
                 return Err(status);
             };

@@ -73,6 +73,6 @@ async fn start(name: &str, capacity: u32, listen: SocketAddr) -> Result<(Child, 
     if let Some(output) = &mut process.stdout {
         BufReader::new(output).read_line(&mut line).await.map_err(|error| failed(error.to_string()))?;
     }
-    let address = line.trim().parse().map_err(|_| failed("it ended before it listened".to_owned()))?;
+    let address = line.trim().parse().map_err(|_| failed("exited before it listened".to_owned()))?;
     Ok((process, address))
 }

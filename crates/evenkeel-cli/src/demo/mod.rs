@@ -125,7 +125,7 @@ impl DemoEnvironment {
             .map_err(|error| CliError::usage(format!("no folder for the mesh file: {error}")))?;
         let mesh = folder.path().join("mesh.yaml");
         let Some((_, DemoEvent::Mesh(first))) = ACTS[0].events.first() else {
-            return Err(CliError::usage("the story begins without a mesh"));
+            return Err(CliError::usage("the first act has no mesh"));
         };
         write_mesh(&mesh, &acts::mesh(first, &backends))?;
         let watch = AdminWatch::start("evenkeel demo", SAMPLE_INTERVAL).await;
@@ -136,7 +136,7 @@ impl DemoEnvironment {
         let page_watch = watch.clone();
         let on_change = move |edit: Result<&Mesh, &MeshErrors>| {
             if let Err(errors) = edit {
-                page_watch.mark(format!("not taken: {errors}"));
+                page_watch.mark(format!("rejected: {errors}"));
             }
         };
         let mesh_watch = control

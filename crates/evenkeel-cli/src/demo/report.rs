@@ -146,7 +146,7 @@ impl DemoReport {
 impl ActReport {
     fn rows(&self) -> Vec<Vec<TableCell>> {
         let mut rows = vec![
-            ["   backend", "can do", "calls", "share", "busy", "p50", "p99", "failed"]
+            ["   backend", "capacity", "calls", "share", "busy", "p50", "p99", "failed"]
                 .into_iter()
                 .enumerate()
                 .map(|(i, head)| {

@@ -32,7 +32,7 @@ fn unset() -> Diagnosis {
     bootstrap_diagnosis(format!(
         "neither {BOOTSTRAP_FILE_ENV} nor {BOOTSTRAP_CONFIG_ENV} is set, and there is no --bootstrap"
     ))
-    .expected("a bootstrap: it says where the control plane is")
+    .expected("a bootstrap with the address of the control plane")
     .likely("the variable is set for the service, but not in this shell")
     .next(format!(
         "{BOOTSTRAP_FILE_ENV}=/path/to/bootstrap.json evenkeel doctor ..., or use --bootstrap FILE"
@@ -70,14 +70,14 @@ fn invalid(error: &str, origin: &str) -> Diagnosis {
     } else if error.contains("is an xDS target itself") {
         (
             "the address of a control plane: HOST:PORT, dns:///HOST:PORT, unix:/path",
-            "the target of the service stands where the control plane's address belongs",
+            "server_uri is the target of the service instead of the control plane's address",
             "correct server_uri in the bootstrap; xds: targets are for channels of the application",
         )
     } else if error.contains("channel_creds") {
         (
-            "credentials of a kind that is supported: insecure or tls",
+            "supported credentials: insecure or tls",
             "the bootstrap was written for another language's gRPC, or a kind is misspelt",
-            "add {\"type\": \"tls\"} or {\"type\": \"insecure\"} to channel_creds; the first kind that is known counts",
+            "add {\"type\": \"tls\"} or {\"type\": \"insecure\"} to channel_creds; the first supported kind is used",
         )
     } else if error.contains("xds_servers") {
         (
@@ -87,7 +87,7 @@ fn invalid(error: &str, origin: &str) -> Diagnosis {
         )
     } else {
         (
-            "a bootstrap that can be used (A27)",
+            "a valid bootstrap (A27)",
             "a mistake in the fields above",
             "correct them; evenkeel validate reads bootstraps too",
         )
@@ -106,9 +106,9 @@ pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, 
                 other => format!("{other:?}"),
             };
             return Err(bootstrap_diagnosis(format!("{kind} for control plane {}", ui::safe(&server.uri)))
-                .expected("credentials of a kind that is supported: insecure or tls")
+                .expected("supported credentials: insecure or tls")
                 .likely("the bootstrap was written for Google's control plane, whose access tokens are not supported")
-                .next("use a control plane that takes insecure or tls"));
+                .next("use a control plane that accepts insecure or tls"));
         }
     };
     let mut tls = Credentials::tls();
@@ -121,7 +121,7 @@ pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, 
     tls.build().map(Some).map_err(|error| {
         bootstrap_diagnosis(error.to_string())
             .expected(format!("the certificate files that channel_creds of {} names", ui::safe(&server.uri)))
-            .likely("the files have not been written yet, are half written, or belong to another user")
+            .likely("the files have not been written yet, are incomplete, or belong to another user")
             .next("check the paths and their contents: openssl x509 -text -noout -in FILE")
     })
 }

@@ -29,21 +29,19 @@ pub(super) fn unconnected(failures: &[(SocketAddr, io::Error)], wait: Duration, 
     let kinds = || failures.iter().map(|(_, error)| error.kind());
     let (likely, next) = if kinds().all(|kind| kind == io::ErrorKind::ConnectionRefused) {
         (
-            "nobody listens on that port: it is not running, still starts, or has another port".to_owned(),
+            "no process listens on that port: it is not running, is starting, or uses another port"
+                .to_owned(),
             format!("start {}, or correct the port", role.name()),
         )
     } else if kinds().any(|kind| kind == io::ErrorKind::TimedOut) {
         (
             format!(
-                "packets vanish: a firewall or network policy, a wrong address, or a machine that is down (waited {wait:?})"
+                "packets are dropped: a firewall or network policy, a wrong address, or a machine that is down (waited {wait:?})"
             ),
-            "try from a machine next to it; ask who runs the network".to_owned(),
+            "try from a machine next to it; ask the operator of the network".to_owned(),
         )
     } else {
-        (
-            "there is no way to that network from here".to_owned(),
-            "check routes and VPN: ip route get ADDRESS".to_owned(),
-        )
+        ("no route to that network".to_owned(), "check routes and VPN: ip route get ADDRESS".to_owned())
     };
     Diagnosis::new("TCP", role.exit(), found.join("\n"))
         .expected(format!("a connection to {}", role.name()))
@@ -53,14 +51,14 @@ pub(super) fn unconnected(failures: &[(SocketAddr, io::Error)], wait: Duration, 
 
 pub(super) fn no_socket(path: &Path, error: &io::Error, role: PeerRole) -> Diagnosis {
     let likely = match error.kind() {
-        io::ErrorKind::NotFound => "there is no such file: its server has not started, or the path is wrong",
+        io::ErrorKind::NotFound => "no such file: its server has not started, or the path is wrong",
         io::ErrorKind::PermissionDenied => "the socket belongs to another user",
-        io::ErrorKind::ConnectionRefused => "the file is left over from a server that has ended",
+        io::ErrorKind::ConnectionRefused => "the file is a leftover of a server that exited",
         _ => "the path does not lead to a socket",
     };
     let path = ui::safe(&path.display().to_string());
     Diagnosis::new("TCP", role.exit(), format!("{path}: {error}"))
-        .expected("a unix socket that takes connections")
+        .expected("a unix socket that accepts connections")
         .likely(likely)
         .next(format!("ls -l {path}"))
 }
@@ -84,9 +82,9 @@ pub(super) fn no_http2(
 /// Returns the channel's error, with the reply to the plaintext probe appended.
 fn with_plaintext_reply(found: &str, protocol: &PeerProtocol) -> String {
     match protocol {
-        PeerProtocol::Http1(line) => format!("{found}\nin the clear it answers {line:?}"),
-        PeerProtocol::Other(bytes) => format!("{found}\nin the clear it answers {bytes:?}"),
-        PeerProtocol::Tls => format!("{found}\nin the clear it answers with an alert of TLS"),
+        PeerProtocol::Http1(line) => format!("{found}\nin plaintext it responds with {line:?}"),
+        PeerProtocol::Other(bytes) => format!("{found}\nin plaintext it responds with {bytes:?}"),
+        PeerProtocol::Tls => format!("{found}\nin plaintext it responds with a TLS alert"),
         _ => found.to_owned(),
     }
 }
@@ -112,11 +110,11 @@ fn tls(found: &str, protocol: &PeerProtocol, role: PeerRole) -> (String, String,
         |expected: &str, likely: &str, next: &str| (expected.to_owned(), likely.to_owned(), next.to_owned());
     let plaintext = matches!(protocol, PeerProtocol::Http2 | PeerProtocol::Http1(_));
     if plaintext || found.contains("does not support TLS") {
-        text("TLS", "TLS is spoken to a port that is in the clear", how_to_unsecure(role))
+        text("TLS", "the client uses TLS, the port is plaintext", how_to_unsecure(role))
     } else if found.contains("UnknownIssuer") {
         text(
             "a certificate that a trusted CA signed",
-            "the server's certificate comes from a CA that is not trusted here",
+            "the server's certificate is from a CA that is not trusted here",
             match role {
                 PeerRole::ControlPlane => {
                     "name the CA: \"config\": {\"ca_certificate_file\": \"/path/ca.pem\"} in channel_creds"
@@ -126,20 +124,20 @@ fn tls(found: &str, protocol: &PeerProtocol, role: PeerRole) -> (String, String,
         )
     } else if found.contains("not valid for name") || found.contains("NotValidForName") {
         text(
-            "a certificate for the name that is asked for",
+            "a certificate for the requested name",
             "the certificate is for another name: the address is that of another server, or the certificate lacks the name",
             "use a name that the certificate has, or have it issued for this one",
         )
     } else if found.contains("expired") || found.contains("Expired") {
         text(
             "a certificate that is valid now",
-            "the server's certificate has expired, or a clock is wrong",
+            "the server's certificate has expired, or a clock is skewed",
             "renew it; check the clocks",
         )
     } else if found.contains("the server refused") {
         text(
-            "a server that takes our certificate",
-            "the server wants a client certificate (mTLS), and has none or another one from us",
+            "a server that accepts the client certificate",
+            "the server requires a client certificate (mTLS), and received none or another one",
             "name certificate_file and private_key_file beside the CA",
         )
     } else if found.contains("ALPN") {
@@ -151,23 +149,23 @@ fn tls(found: &str, protocol: &PeerProtocol, role: PeerRole) -> (String, String,
     } else if matches!(protocol, PeerProtocol::Silent) {
         text(
             "a TLS handshake",
-            "the port takes connections and says nothing: another protocol, or a server that hangs",
+            "the port accepts connections and sends nothing: another protocol, or a server that hangs",
             "check the port, and the server's log",
         )
     } else {
         text(
             "a TLS handshake",
-            "the other side does not go through with the handshake",
+            "the peer does not complete the handshake",
             "look into the server's log; openssl s_client -connect HOST:PORT -alpn h2",
         )
     }
 }
 
 fn in_the_clear(protocol: &PeerProtocol, role: PeerRole) -> (String, String, String) {
-    let expected = "HTTP/2 in the clear, as gRPC speaks it".to_owned();
+    let expected = "plaintext HTTP/2 with prior knowledge".to_owned();
     let (likely, next) = match protocol {
         PeerProtocol::Tls => {
-            ("the port wants TLS, and is spoken to in the clear".to_owned(), how_to_secure(role).to_owned())
+            ("the port requires TLS, the client uses plaintext".to_owned(), how_to_secure(role).to_owned())
         }
         PeerProtocol::Http1(_) => (
             "an HTTP/1 server: a web or metrics port, or a proxy without HTTP/2".to_owned(),
@@ -179,17 +177,16 @@ fn in_the_clear(protocol: &PeerProtocol, role: PeerRole) -> (String, String, Str
             format!("check the port; for TLS {}", how_to_secure(role)),
         ),
         PeerProtocol::Silent => (
-            "the port takes connections and says nothing: it waits for TLS or another protocol, or hangs"
+            "the port accepts connections and sends nothing: it waits for TLS or another protocol, or hangs"
                 .to_owned(),
             format!("check the port, and the server's log; for TLS {}", how_to_secure(role)),
         ),
         PeerProtocol::Http2 => (
-            "it works by now: the server was just starting, or is overloaded".to_owned(),
+            "it works on retry: the server was starting, or is overloaded".to_owned(),
             "try again".to_owned(),
         ),
         PeerProtocol::Unreachable(_) => (
-            "it took the connection before and does not now: it is restarting, or drops connections"
-                .to_owned(),
+            "it no longer accepts connections: it is restarting, or drops connections".to_owned(),
             "look into the server's log, and try again".to_owned(),
         ),
     };
@@ -199,14 +196,14 @@ fn in_the_clear(protocol: &PeerProtocol, role: PeerRole) -> (String, String, Str
 /// Completes the diagnosis of a missing listener when the control plane serves only Envoy listeners.
 /// `is_grpc_node` is true if the node's metadata requests listeners for gRPC.
 pub(super) fn envoy_listeners(diagnosis: Diagnosis, is_grpc_node: bool) -> Diagnosis {
-    let diagnosis = diagnosis.expected("a listener with an api_listener, as gRPC clients take it");
+    let diagnosis = diagnosis.expected("a listener with an api_listener, as gRPC clients require");
     if is_grpc_node {
         return diagnosis
             .likely("the control plane has listeners for Envoy only: filter chains, and no api_listener")
-            .next("have it serve listeners for gRPC clients to this node; its log may say why it does not");
+            .next("have it serve listeners for gRPC clients to this node; its log may have the reason");
     }
     diagnosis
-        .likely("the control plane takes this client for Envoy: its listeners have filter chains and no api_listener. Istio does so for nodes without GENERATOR: grpc")
+        .likely("the control plane treats this client as Envoy: its listeners have filter chains and no api_listener. Istio does so for nodes without GENERATOR: grpc")
         .next("for Istio add \"metadata\": {\"GENERATOR\": \"grpc\"} to node in the bootstrap; its agent does so for pods with the template grpc-agent")
 }
 
@@ -220,24 +217,24 @@ pub(super) fn no_stream(found: &str) -> Diagnosis {
         )
     } else if has("Unimplemented") {
         (
-            "a gRPC server that is no control plane: it has no AggregatedDiscoveryService",
+            "a gRPC server that is not a control plane: it has no AggregatedDiscoveryService",
             "use the xDS port; Istio's is 15010 or 15012, go-control-plane's is often 18000",
         )
     } else if has("Unauthenticated") {
         (
-            "the control plane wants to know who asks: a client certificate or a token",
-            "add certificate_file and private_key_file to channel_creds, or the token that it wants",
+            "the control plane requires authentication: a client certificate or a token",
+            "add certificate_file and private_key_file to channel_creds, or the required token",
         )
     } else if has("PermissionDenied") {
         (
-            "the control plane knows who asks, and this node may not",
-            "check node.id, node.cluster and the identity in the certificate with who runs it",
+            "the control plane authenticated this node and denies it access",
+            "check node.id, node.cluster and the identity in the certificate with the operator",
         )
     } else if has("HTTP status") || has("content type") {
         ("an HTTP/2 server or proxy that is not gRPC", "use the xDS port of the control plane")
     } else if has("ended the stream before a response") {
         (
-            "the control plane ends every stream at once: it does not like the node, is overloaded, or takes one stream only",
+            "the control plane ends every stream at once: it rejects the node, is overloaded, or accepts only one stream",
             "look into its log for this node id",
         )
     } else {

@@ -21,7 +21,7 @@ pub(super) fn check(providers: &BTreeMap<String, CertificateProvider>, now: Syst
     for (name, provider) in providers {
         let checked = match provider {
             CertificateProvider::FileWatcher(files) => files_of(files, now),
-            other => Err(vec![format!("is of a kind that is not known here: {other:?}")]),
+            other => Err(vec![format!("is of an unknown kind: {other:?}")]),
         };
         match checked {
             Ok(found) => report.usable.push(format!("{name:?}: {found}")),

@@ -94,7 +94,7 @@ async fn resolve(
     let (host, port) = match address {
         TargetAddress::Name { host, port } => (host, *port),
         TargetAddress::Addresses(addresses) => {
-            report.skipped("DNS", "there is no name to resolve")?;
+            report.skipped("DNS", "no name to resolve")?;
             return Ok(Ok(addresses.clone()));
         }
         TargetAddress::Socket(path) => {
@@ -108,7 +108,7 @@ async fn resolve(
     let found: Vec<_> = match found {
         Ok(Ok(found)) => found.collect(),
         Ok(Err(error)) => return Ok(Err(causes::unresolved(host, &error.to_string(), role))),
-        Err(_) => return Ok(Err(causes::unresolved(host, &format!("no answer within {wait:?}"), role))),
+        Err(_) => return Ok(Err(causes::unresolved(host, &format!("no response within {wait:?}"), role))),
     };
     if found.is_empty() {
         return Ok(Err(causes::unresolved(host, "the name has no addresses", role)));
@@ -128,7 +128,7 @@ async fn connect(
     if let TargetAddress::Socket(path) = address {
         return match unix_connect(path).await {
             Ok(()) => {
-                report.passed("TCP", &format!("{} takes connections", path.display()))?;
+                report.passed("TCP", &format!("{} accepts connections", path.display()))?;
                 Ok(Ok(()))
             }
             Err(error) => Ok(Err(causes::no_socket(path, &error, role))),
@@ -139,9 +139,9 @@ async fn connect(
         let asked = format!("connecting to {address}");
         match report.terminal.progress().during(&asked, tcp(*address, wait)).await {
             Ok(_) => {
-                report.passed("TCP", &format!("{address} takes connections"))?;
+                report.passed("TCP", &format!("{address} accepts connections"))?;
                 for (address, error) in failures {
-                    report.warn(&format!("{address} does not: {error}"))?;
+                    report.warn(&format!("{address} does not accept connections: {error}"))?;
                 }
                 return Ok(Ok(()));
             }
@@ -154,7 +154,7 @@ async fn connect(
 async fn tcp(address: SocketAddr, wait: Duration) -> io::Result<TcpStream> {
     let connected = timeout(wait, TcpStream::connect(address)).await;
     connected.unwrap_or_else(|_| {
-        Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {wait:?}")))
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("no response within {wait:?}")))
     })
 }
 
@@ -165,7 +165,7 @@ async fn unix_connect(path: &Path) -> io::Result<()> {
 
 #[cfg(not(unix))]
 async fn unix_connect(_: &Path) -> io::Result<()> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "there are no unix sockets here"))
+    Err(io::Error::new(io::ErrorKind::Unsupported, "unix sockets are not supported on this system"))
 }
 
 /// Checks TLS and HTTP/2 with a real channel.
@@ -193,11 +193,12 @@ async fn check_http2(
         .during(&format!("waiting for {}", role.name()), wait_settled(&channel, wait))
         .await;
     if connectivity == Some(ConnectivityState::Ready) {
-        let found = if is_tls { "the certificate is trusted; HTTP/2 is spoken" } else { "is spoken" };
+        let found =
+            if is_tls { "the certificate is trusted; handshake completed" } else { "handshake completed" };
         report.passed(step, found)?;
         return Ok(Ok(()));
     }
-    let found = failure_of(&channel).await.unwrap_or_else(|| format!("no answer within {wait:?}"));
+    let found = failure_of(&channel).await.unwrap_or_else(|| format!("no response within {wait:?}"));
     let protocol = match addresses.first() {
         Some(address) => probe_protocol(*address).await,
         None => PeerProtocol::Silent,

@@ -211,12 +211,12 @@ impl DoctorSession<'_> {
         let host = found!(virtual_host(&routes, &named.authority));
         let clusters: BTreeSet<_> = host.clusters.iter().map(ToString::to_string).collect();
         if clusters.is_empty() {
-            report.skipped("CDS", "no route names a cluster; calls choose theirs")?;
+            report.skipped("CDS", "no route names a cluster; calls select it")?;
             return Ok(Ok(()));
         }
         let clusters = found!(self.resources(ResourceType::Cluster, &clusters).await);
         let is_secured = clusters.iter().any(|one| self.is_secured(one));
-        let how = if is_secured { "; secured as the cluster says" } else { "" };
+        let how = if is_secured { "; secured by the cluster's transport_socket" } else { "" };
         report.passed("CDS", &format!("{}{how}", described(&clusters)))?;
         found!(self.endpoints(report).await?);
         self.connect(is_secured, report).await
@@ -239,7 +239,7 @@ impl DoctorSession<'_> {
                     open_since.get_or_insert_with(Instant::now);
                 }
                 if open_since.is_some_and(|since| since.elapsed() >= OPEN_AFTER) {
-                    return Ok("open, nothing was sent so far");
+                    return Ok("open, no response so far");
                 }
                 if began.elapsed() >= self.wait {
                     return Err(causes::no_stream("the stream does not open"));
@@ -353,7 +353,7 @@ impl DoctorSession<'_> {
     async fn endpoints(&self, report: &mut DoctorReport<'_>) -> StepResult<()> {
         let assignments = found!(self.resources(ResourceType::Endpoints, &BTreeSet::new()).await);
         if assignments.is_empty() {
-            report.skipped("EDS", "the clusters have their endpoints from elsewhere")?;
+            report.skipped("EDS", "the clusters do not use EDS")?;
             return Ok(Ok(()));
         }
         let mut found = Vec::new();
@@ -427,9 +427,9 @@ impl DoctorSession<'_> {
             let problems = self.certificate_problems.join("; ");
             return diagnosis
                 .likely(format!(
-                    "the cluster wants TLS, and the certificates for it cannot be used: {problems}"
+                    "the cluster requires TLS, and the certificates for it cannot be used: {problems}"
                 ))
-                .next("put the files right that certificate_providers of the bootstrap names");
+                .next("correct the files that certificate_providers of the bootstrap names");
         }
         diagnosis.likely(likely).next(next)
     }
@@ -441,17 +441,18 @@ impl DoctorSession<'_> {
         let uri = &ui::safe(&self.server.uri);
         let (likely, next) = match resource.client_status() {
             ClientResourceStatus::Nacked => (
-                "the control plane sends what this client cannot use, and was told so (NACK)".to_owned(),
-                format!("put the {kind} right at the control plane; its log has the same words"),
+                "the control plane sent an invalid resource, the client rejected it with a NACK".to_owned(),
+                format!("correct the {kind} at the control plane; its log has the same text"),
             ),
             ClientResourceStatus::DoesNotExist => missing(kind, name, uri),
             ClientResourceStatus::ReceivedError => (
-                "the control plane says why it does not send it".to_owned(),
-                "ask who runs the control plane".to_owned(),
+                "the control plane reports an error for it".to_owned(),
+                "ask the operator of the control plane".to_owned(),
             ),
-            _ => {
-                (format!("the control plane does not answer for this {kind}"), "look into its log".to_owned())
-            }
+            _ => (
+                format!("the control plane does not respond for this {kind}"),
+                "look into its log".to_owned(),
+            ),
         };
         Diagnosis::new(step_of(kind), CliExit::Findings, details)
             .expected(format!("{kind} {name:?} from {uri}"))
@@ -464,11 +465,11 @@ impl DoctorSession<'_> {
         Diagnosis::new(
             step_of(kind),
             CliExit::Findings,
-            format!("silence: nothing came for {kind} {name:?} within {:?}", self.wait),
+            format!("no response for {kind} {name:?} within {:?}", self.wait),
         )
         .expected(format!("{kind} {name:?} from {uri}"))
         .likely(format!(
-            "the control plane knows no {kind} of this name for this node (many say nothing then), or hangs"
+            "the control plane has no {kind} of this name for this node (many do not respond then), or hangs"
         ))
         .next("check the name and node.id; look into the control plane's log")
     }
@@ -488,7 +489,7 @@ fn missing(kind: ResourceType, name: &str, uri: &str) -> (String, String) {
         ),
         ResourceType::RouteConfig => (
             "the listener names routes that the control plane does not have".to_owned(),
-            "put the control plane's listener or routes right".to_owned(),
+            "correct the control plane's listener or routes".to_owned(),
         ),
         ResourceType::Cluster => (
             "a route names a cluster that the control plane does not have".to_owned(),
@@ -527,7 +528,7 @@ fn described(resources: &[GenericXdsConfig]) -> String {
 }
 
 fn unreadable(kind: ResourceType) -> Diagnosis {
-    Diagnosis::new(step_of(kind), CliExit::Findings, "the client took it, and it cannot be read again")
+    Diagnosis::new(step_of(kind), CliExit::Findings, "the client accepted it, and it cannot be parsed again")
         .expected(kind.to_string())
         .likely("it changed in the meantime")
         .next("try again")
@@ -538,7 +539,7 @@ fn virtual_host(routes: &RouteConfig, authority: &str) -> Result<Arc<VirtualHost
         return Ok(host.clone());
     }
     let domains: Vec<_> = routes.virtual_hosts.iter().flat_map(|host| host.domains.iter().cloned()).collect();
-    let domains = if domains.is_empty() { "none at all".to_owned() } else { ui::safe(&domains.join(", ")) };
+    let domains = if domains.is_empty() { "no domains".to_owned() } else { ui::safe(&domains.join(", ")) };
     Err(Diagnosis::new("RDS", CliExit::Findings, format!("virtual hosts for {domains}"))
         .expected(format!("a virtual host for {authority:?}, the authority of calls to this target"))
         .likely("the routes are for other names: domains must hold the target's name as it is written, port included")
@@ -559,7 +560,7 @@ fn no_endpoints(name: &str, health: &[HealthStatus]) -> Diagnosis {
     Diagnosis::new("EDS", CliExit::Findings, format!("{name}: {} endpoints, all {states}", health.len()))
         .expected(expected)
         .likely("the control plane's health checks fail for every instance")
-        .next("look at the instances, and at what the control plane checks")
+        .next("check the instances, and the health checks of the control plane")
 }
 
 /// State of an endpoint in the policy tree.
@@ -583,13 +584,13 @@ fn rows(tree: &Description) -> Vec<EndpointStatus> {
 
 fn protocol_text(protocol: &PeerProtocol) -> String {
     match protocol {
-        PeerProtocol::Http2 => "speaks HTTP/2 in the clear".to_owned(),
-        PeerProtocol::Http1(line) => format!("answers {line:?}"),
-        PeerProtocol::Tls => "wants TLS".to_owned(),
-        PeerProtocol::Other(bytes) => format!("answers {bytes:?}"),
-        PeerProtocol::Closed => "closes connections without a word".to_owned(),
-        PeerProtocol::Silent => "takes connections and says nothing".to_owned(),
-        PeerProtocol::Unreachable(kind) => format!("does not take connections: {kind}"),
+        PeerProtocol::Http2 => "accepts plaintext HTTP/2".to_owned(),
+        PeerProtocol::Http1(line) => format!("responds with {line:?}"),
+        PeerProtocol::Tls => "requires TLS".to_owned(),
+        PeerProtocol::Other(bytes) => format!("responds with {bytes:?}"),
+        PeerProtocol::Closed => "closes connections without a response".to_owned(),
+        PeerProtocol::Silent => "accepts connections and sends nothing".to_owned(),
+        PeerProtocol::Unreachable(kind) => format!("does not accept connections: {kind}"),
     }
 }
 
@@ -599,7 +600,7 @@ fn diagnosis(protocol: &[PeerProtocol], secured: bool) -> (&'static str, &'stati
     let some = |wanted: fn(&PeerProtocol) -> bool| protocol.iter().any(wanted);
     if all(|one| matches!(one, PeerProtocol::Unreachable(std::io::ErrorKind::ConnectionRefused))) {
         (
-            "nobody listens there: the instances are not running, or listen on another port or address",
+            "no process listens there: the instances are not running, or listen on another port or address",
             "start them, or correct the ports at the control plane",
         )
     } else if all(|one| matches!(one, PeerProtocol::Unreachable(_))) {
@@ -614,12 +615,12 @@ fn diagnosis(protocol: &[PeerProtocol], secured: bool) -> (&'static str, &'stati
         )
     } else if some(|one| matches!(one, PeerProtocol::Tls)) {
         (
-            "the endpoints want TLS, and are spoken to in the clear",
+            "the endpoints require TLS, the client uses plaintext",
             "use TLS credentials for the channel (here: --tls, or --ca FILE)",
         )
     } else if secured && some(|one| matches!(one, PeerProtocol::Http2)) {
         (
-            "TLS is spoken to endpoints that are in the clear",
+            "the client uses TLS, the endpoints are plaintext",
             "use a channel without TLS, or have the endpoints serve TLS",
         )
     } else if some(|one| {
@@ -629,12 +630,12 @@ fn diagnosis(protocol: &[PeerProtocol], secured: bool) -> (&'static str, &'stati
         )
     }) {
         (
-            "the port is not a gRPC port: what answers there is not HTTP/2",
+            "the port is not a gRPC port: its protocol is not HTTP/2",
             "give the control plane the gRPC port of the service",
         )
     } else {
         (
-            "the endpoints answer, but the balancing policy has none that it may use",
+            "the endpoints respond, but the balancing policy has no usable one",
             "evenkeel inspect on the client shows its policy; look for ejected or subset endpoints",
         )
     }

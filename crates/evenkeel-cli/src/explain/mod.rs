@@ -79,7 +79,7 @@ fn question(args: &ExplainArgs, mesh: &Mesh) -> Result<ExplainRequest, CliError>
         (Some(target), _) => target.clone(),
         (None, [only]) => format!("xds:///{only}"),
         (None, several) => {
-            let text = format!("--target is needed: the mesh has the services {}", several.join(", "));
+            let text = format!("--target is required: the mesh has the services {}", several.join(", "));
             return Err(CliError::usage(text));
         }
     };
@@ -108,9 +108,9 @@ pub(crate) fn local_bootstrap() -> Bootstrap {
 /// Parses `name:value`. The name becomes lower case, as HTTP/2 requires.
 fn header(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once(':').ok_or("expected NAME:VALUE, found no colon")?;
-    let name =
-        http::HeaderName::try_from(name.trim()).map_err(|_| format!("{name:?} is no name of a header"))?;
+    let name = http::HeaderName::try_from(name.trim())
+        .map_err(|_| format!("{name:?} is not a valid header name"))?;
     let value = value.trim();
-    http::HeaderValue::try_from(value).map_err(|_| format!("{value:?} is no value of a header"))?;
+    http::HeaderValue::try_from(value).map_err(|_| format!("{value:?} is not a valid header value"))?;
     Ok((name.as_str().to_owned(), value.to_owned()))
 }

@@ -109,7 +109,7 @@ fn routes(answer: &Explanation, terminal: &TerminalOutput) -> String {
     if is_path_missed && answer.path == "/" {
         line(
             &mut out,
-            format_args!("  {}", terminal.paint(TextStyle::Faint, "--path says which method is called.")),
+            format_args!("  {}", terminal.paint(TextStyle::Faint, "--path sets the method of the call.")),
         );
     }
     out
@@ -122,8 +122,8 @@ fn route_outcome(route: &RouteExplanation) -> (char, TextStyle, String) {
         None if route.forward.is_none() => {
             ('✗', TextStyle::Bad, format!("fails {} of the calls", percent(route.share)))
         }
-        None if route.share >= 1.0 => ('→', TextStyle::Good, "takes it".to_owned()),
-        None => ('→', TextStyle::Good, format!("takes {} of such calls", percent(route.share))),
+        None if route.share >= 1.0 => ('→', TextStyle::Good, "matches".to_owned()),
+        None => ('→', TextStyle::Good, format!("matches {} of such calls", percent(route.share))),
     }
 }
 
@@ -136,7 +136,7 @@ fn forward_details(forward: &ForwardExplanation) -> Vec<String> {
     }
     all.push(match forward.timeout {
         Some(timeout) => format!("timeout {}", seconds(timeout)),
-        None => "no timeout but the caller's".to_owned(),
+        None => "no timeout except the caller's".to_owned(),
     });
     if let Some(retry) = &forward.retry {
         let (first, longest) = (seconds(retry.first_backoff), seconds(retry.longest_backoff));
@@ -183,7 +183,7 @@ fn of_cluster(cluster: &ClusterExplanation, terminal: &TerminalOutput) -> String
 /// Adds one row per policy and endpoint. `first` is the prefix of the row itself, `rest` that of the rows
 /// below it.
 fn draw(node: &PolicyNode, first: &str, rest: &str, rows: &mut Vec<Vec<TableCell>>) {
-    let policy = node.policy.as_deref().unwrap_or("stands by");
+    let policy = node.policy.as_deref().unwrap_or("inactive");
     let name = if node.name.is_empty() { policy.to_owned() } else { format!("{}  {policy}", node.name) };
     let name = TableCell::new(format!("{first}{name}"));
     rows.push(match node.policy {
@@ -241,14 +241,14 @@ fn notes(cluster: &ClusterExplanation) -> Vec<String> {
     let several = cluster.leaves.len() > 1;
     if several {
         let names = cluster.leaves.iter().map(|leaf| leaf.name.as_str()).collect::<Vec<_>>().join(", ");
-        notes.push(format!("made of {names}: the first that works takes all calls"));
+        notes.push(format!("aggregate of {names}: the first usable one gets all calls"));
     }
     for leaf in &cluster.leaves {
         let of = if several { format!("{}: ", leaf.name) } else { String::new() };
         notes.extend(leaf_notes(leaf).into_iter().map(|note| format!("{of}{note}")));
     }
     if let Some(address) = &cluster.this_call {
-        notes.push(format!("the hash of this call leads to {address}"));
+        notes.push(format!("the hash of this call selects {address}"));
     }
     for node in cluster.tree.as_ref().map(PolicyNode::walk).unwrap_or_default() {
         let note = node.policy.as_deref().and_then(|policy| policy_note(policy, node));
@@ -266,7 +266,7 @@ fn leaf_notes(leaf: &LeafExplanation) -> Vec<String> {
     let mut notes = Vec::new();
     match &leaf.source {
         Some(source) if leaf.is_dns => notes.push(format!(
-            "endpoints are all addresses of {source}, which is not looked up here: one endpoint, whatever they are"
+            "endpoints are all addresses of {source}, which is not resolved here: one endpoint for all of them"
         )),
         Some(source) => notes.push(format!("endpoints from {source}")),
         None => {}
@@ -278,13 +278,13 @@ fn leaf_notes(leaf: &LeafExplanation) -> Vec<String> {
         notes.push(format!("at most {limit} calls at a time from one client"));
     }
     if leaf.has_outlier_detection {
-        notes.push("endpoints that do badly are set aside for a while (outlier detection)".to_owned());
+        notes.push("failing endpoints are ejected for a while (outlier detection)".to_owned());
     }
     if leaf.reports_load {
         notes.push("clients report their load to the control plane".to_owned());
     }
     for ExcludedEndpoint { address, why } in &leaf.left_out {
-        notes.push(format!("left out: {address} ({why})"));
+        notes.push(format!("excluded: {address} ({why})"));
     }
     notes
 }
@@ -294,23 +294,23 @@ fn policy_note(policy: &str, node: &PolicyNode) -> Option<String> {
     let detail = |name: &str| node.details.get(name).map(ToString::to_string).unwrap_or_default();
     Some(match policy {
         "weighted_round_robin" => {
-            "weights are learned from load reports at run time; until then the EDS weights hold, as shown"
+            "weights are learned from load reports at run time; until then the EDS weights apply, as shown"
                 .to_owned()
         }
         "least_request_experimental" => format!(
-            "of {} endpoints chosen at random the one with the fewest calls in flight is taken: even if all are as fast",
+            "of {} random endpoints, the one with the fewest calls in flight is picked: even if all are equally fast",
             detail("choiceCount")
         ),
         "ring_hash_experimental" => {
             format!(
-                "shares are those of the ring ({} entries): a call goes where its hash is",
+                "shares are those of the ring ({} entries): the hash of a call selects the entry",
                 detail("ringSize")
             )
         }
         "random_subsetting_experimental" => {
             format!("each client draws {} of {} endpoints; shown is one draw", detail("chosen"), detail("of"))
         }
-        "pick_first" => "one address at a time: the first that answers".to_owned(),
+        "pick_first" => "one address at a time: the first that connects".to_owned(),
         _ => return None,
     })
 }

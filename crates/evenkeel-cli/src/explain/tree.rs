@@ -103,7 +103,7 @@ impl EndpointShare {
             locality: endpoint.locality().map(|name| locality(&name.to_string())),
             weight: endpoint.weight().map(f64::from),
             share: Some(0.0),
-            unused: Some("stands by".to_owned()),
+            unused: Some("inactive".to_owned()),
         }
     }
 }

@@ -78,9 +78,9 @@ pub(super) async fn fetch(peer: &InspectTarget) -> Result<InspectData, CliError>
 fn unreachable(peer: &InspectTarget, error: &io::Error) -> String {
     let cause = match error.kind() {
         io::ErrorKind::ConnectionRefused => {
-            "nobody listens there: the process has ended, has no admin server, or listens on another port"
+            "no process listens there: the process has ended, has no admin server, or listens on another port"
         }
-        io::ErrorKind::TimedOut => "no answer at all: a firewall, or the wrong address",
+        io::ErrorKind::TimedOut => "no response: a firewall, or the wrong address",
         _ => "check the name and the port",
     };
     format!("{peer} cannot be reached: {}\n  likely: {cause}", ui::safe(&error.to_string()))
@@ -91,11 +91,11 @@ fn no_response_text(peer: &InspectTarget, csds: &CsdsError, state: &str) -> Stri
         Some(Code::Unimplemented) => {
             "a gRPC server, but without CSDS: register the admin services there, or ask the process's admin port"
         }
-        Some(Code::Unauthenticated | Code::PermissionDenied) => "the process does not tell strangers",
+        Some(Code::Unauthenticated | Code::PermissionDenied) => "the process requires authentication",
         _ => "not the admin port of an xDS client: that is another port, or it has none yet",
     };
     format!(
-        "{peer} answers neither of the two\n  CSDS: {}\n  GET /api/state: {}\n  likely: {cause}",
+        "{peer} supports neither API\n  CSDS: {}\n  GET /api/state: {}\n  likely: {cause}",
         ui::safe(&csds.text),
         ui::safe(state)
     )
@@ -137,7 +137,7 @@ async fn csds(peer: &InspectTarget) -> Result<ClientStatusResponse, CsdsError> {
         Ok(answer.into_inner())
     };
     let late =
-        || CsdsError { code: None, text: format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()) };
+        || CsdsError { code: None, text: format!("no response within {} s", RESPONSE_TIMEOUT.as_secs()) };
     timeout(RESPONSE_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
 }
 
@@ -157,7 +157,7 @@ fn chain(error: &dyn Error) -> String {
 
 async fn state(peer: &InspectTarget) -> Result<AdminState, String> {
     let body = timeout(RESPONSE_TIMEOUT, get(peer, "/api/state")).await;
-    let body = body.map_err(|_| format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()))??;
+    let body = body.map_err(|_| format!("no response within {} s", RESPONSE_TIMEOUT.as_secs()))??;
     serde_json::from_slice(&body).map_err(|error| format!("not the state of an evenkeel process: {error}"))
 }
 
@@ -182,7 +182,7 @@ fn body(received: &[u8], ended: bool) -> Result<Option<Vec<u8>>, String> {
     let Some(end) = received.windows(4).take(MAX_HEAD).position(|window| window == b"\r\n\r\n") else {
         let text = || String::from_utf8_lossy(&received[..received.len().min(40)]).into_owned();
         return match received {
-            [] if ended => Err("closed the connection without an answer".to_owned()),
+            [] if ended => Err("closed the connection without a response".to_owned()),
             _ if ended || received.len() > MAX_HEAD || !may_be_http(received) => {
                 Err(format!("not HTTP/1.1: {:?}", text()))
             }
@@ -206,7 +206,7 @@ fn body(received: &[u8], ended: bool) -> Result<Option<Vec<u8>>, String> {
     }
     let rest = &received[end + 4..];
     if rest.len() > MAX_BYTES || length.is_some_and(|length| length > MAX_BYTES) {
-        return Err(format!("the answer has more than {MAX_BYTES} bytes"));
+        return Err(format!("the response has more than {MAX_BYTES} bytes"));
     }
     let whole = match length {
         _ if is_chunked => dechunked(rest)?,
@@ -214,7 +214,7 @@ fn body(received: &[u8], ended: bool) -> Result<Option<Vec<u8>>, String> {
         None => ended.then(|| rest.to_vec()),
     };
     match whole {
-        None if ended => Err("closed the connection within its answer".to_owned()),
+        None if ended => Err("closed the connection within the response".to_owned()),
         whole => Ok(whole),
     }
 }
@@ -231,7 +231,7 @@ fn dechunked(mut rest: &[u8]) -> Result<Option<Vec<u8>>, String> {
         let Some(end) = rest.windows(2).position(|window| window == b"\r\n") else { return Ok(None) };
         let size = std::str::from_utf8(&rest[..end]).ok();
         let size = size.and_then(|size| usize::from_str_radix(size.split(';').next()?.trim(), 16).ok());
-        let size = size.filter(|size| *size <= MAX_BYTES).ok_or("not chunks as HTTP/1.1 has them")?;
+        let size = size.filter(|size| *size <= MAX_BYTES).ok_or("malformed HTTP/1.1 chunks")?;
         if size == 0 {
             return Ok(Some(whole));
         }
@@ -284,16 +284,16 @@ mod tests {
     #[test]
     fn other_answers_are_refused() {
         let refused = |bytes: &[u8]| body(bytes, true).unwrap_err();
-        assert_eq!(refused(b""), "closed the connection without an answer");
+        assert_eq!(refused(b""), "closed the connection without a response");
         assert_eq!(refused(b"\0\0\x12\x04"), "not HTTP/1.1: \"\\0\\0\\u{12}\\u{4}\"");
         assert_eq!(
             refused(b"HTTP/1.1 404 Not Found\r\n\r\n"),
             "expected 200 OK, found \"HTTP/1.1 404 Not Found\""
         );
         let cut = refused(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhell");
-        assert_eq!(cut, "closed the connection within its answer");
+        assert_eq!(cut, "closed the connection within the response");
         let chunks = refused(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n");
-        assert_eq!(chunks, "not chunks as HTTP/1.1 has them");
+        assert_eq!(chunks, "malformed HTTP/1.1 chunks");
         let huge = body(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", false).unwrap_err();
         assert!(huge.contains("more than"), "{huge}");
         // HTTP/2 is detected before the connection closes.

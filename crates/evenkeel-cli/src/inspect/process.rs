@@ -30,7 +30,7 @@ pub(super) fn text(state: &AdminState, terminal: &TerminalOutput, width: Option<
         let line = if server.connected {
             line.with(TextStyle::Good, "connected")
         } else {
-            line.with(TextStyle::Warn, "not connected: what it sent before stays in use")
+            line.with(TextStyle::Warn, "not connected: cached resources stay in use")
         };
         out.push_str(&draw::text(&[line], terminal, width));
     }

@@ -71,7 +71,7 @@ fn client(client: &ClientConfig, now: SystemTime) -> TreeNode {
         walk.show(&mut top, i, 0);
     }
     if resources.is_empty() {
-        top.push(TreeNode::styled(TextStyle::Faint, "wants no resources"));
+        top.push(TreeNode::styled(TextStyle::Faint, "no subscriptions"));
     }
     top
 }
@@ -140,7 +140,7 @@ impl ResourceTreeBuilder<'_> {
             {
                 (TextStyle::Good, "in use".to_owned())
             }
-            Ok(ClientResourceStatus::Requested) => (TextStyle::Warn, "REQUESTED: no answer yet".to_owned()),
+            Ok(ClientResourceStatus::Requested) => (TextStyle::Warn, "REQUESTED: no response yet".to_owned()),
             Ok(status) if is_bad(resource) => (TextStyle::Bad, status.as_str_name().to_owned()),
             Ok(status) => (TextStyle::Warn, status.as_str_name().to_owned()),
             Err(number) => (TextStyle::Warn, format!("unknown state {number}")),

@@ -77,9 +77,7 @@ async fn screen(
                 let trouble = trouble.lines().next().unwrap_or_default();
                 terminal.paint(TextStyle::Bad, format!("last seen state: {}", ui::safe(trouble))).to_string()
             }
-            None if findings(&answers) => {
-                terminal.paint(TextStyle::Bad, "something needs a look").to_string()
-            }
+            None if findings(&answers) => terminal.paint(TextStyle::Bad, "problems found").to_string(),
             None => terminal.paint(TextStyle::Good, "fine").to_string(),
         };
         let foot = terminal.paint(TextStyle::Faint, format!("every {interval:?}, Ctrl-C ends")).to_string();

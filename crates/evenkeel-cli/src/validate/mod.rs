@@ -77,7 +77,7 @@ pub(crate) enum FileKind {
 
 pub(crate) async fn run(args: ValidateArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
     if args.target.is_some() && args.server.is_none() && args.bootstrap.is_none() {
-        let text = "--target needs a control plane to ask: --server HOST:PORT, or --bootstrap FILE";
+        let text = "--target requires a control plane: --server HOST:PORT, or --bootstrap FILE";
         return Err(CliError::usage(text));
     }
     let verdicts = if let Some(target) = &args.target {

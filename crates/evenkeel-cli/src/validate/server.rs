@@ -44,7 +44,7 @@ pub(super) async fn verdict(
     let resources = wait_settled(&client, args.wait, &servers, terminal).await?;
     let Some(resources) = resources else {
         let why = reason(channel).await;
-        let text = format!("no control plane answers ({servers}): {why}");
+        let text = format!("no control plane responds ({servers}): {why}");
         return Err(CliError::unreachable(text));
     };
     let mut findings: Vec<_> = resources.iter().filter_map(finding).collect();
@@ -101,7 +101,7 @@ async fn wait_settled(
             return Ok(Some(resources));
         }
         let done = resources.len() - open;
-        progress.show(format_args!("asking {servers}: {done} of {} resources", resources.len()));
+        progress.show(format_args!("querying {servers}: {done} of {} resources", resources.len()));
         last = Some(resources);
         sleep(POLL_INTERVAL).await;
     }
@@ -118,7 +118,7 @@ async fn reason(channel: Channel) -> String {
     };
     match timeout(REASON_TIMEOUT, call).await {
         Ok(Err(status)) => status.message().to_owned(),
-        Ok(Ok(_)) | Err(_) => "it says nothing".to_owned(),
+        Ok(Ok(_)) | Err(_) => "it does not respond".to_owned(),
     }
 }
 
@@ -144,7 +144,7 @@ fn finding(resource: &GenericXdsConfig) -> Option<Finding> {
         ClientResourceStatus::DoesNotExist
         | ClientResourceStatus::Timeout
         | ClientResourceStatus::ReceivedError => details.to_owned(),
-        ClientResourceStatus::Unknown => "nothing is known of it".to_owned(),
+        ClientResourceStatus::Unknown => "its state is unknown".to_owned(),
     };
     Some(Finding::error(text).resource(name))
 }
