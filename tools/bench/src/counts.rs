@@ -113,7 +113,7 @@ fn calls(harness: &CountHarness, args: &Args) -> Result<(Table, Vec<ThresholdRes
     let columns = ["client", "instructions", "to hyper", "allocations", "held, B"];
     let mut table = Table::new("A unary call, counted", &columns).note(format!(
         "16 bytes each way, {endpoints} backends (tonic: one), {CONCURRENCY} calls at a time, one thread, {} calls. \
-         Instructions of the client process in user space; held: by how much its heap grew.",
+         Instructions of the client process in user space; held: growth of its heap.",
         args.calls
     ));
     let mut first = None;
@@ -148,8 +148,8 @@ fn calls(harness: &CountHarness, args: &Args) -> Result<(Table, Vec<ThresholdRes
 fn growth(harness: &CountHarness, args: &Args) -> Result<(Table, Option<ThresholdResult>), Error> {
     let columns = ["endpoints", "connections", "hyper", "evenkeel", "growth, %", "allocations"];
     let mut table = Table::new("A unary call by the number of endpoints, counted", &columns).note(
-        "Instructions of a call. Where there are fewer connections than endpoints, the others stand by in a second priority. \
-         Growth: of evenkeel's, since the first row.",
+        "Instructions of a call. If there are fewer connections than endpoints, the others are in a second, inactive priority. \
+         Growth: of evenkeel's instructions, since the first row.",
     );
     let few = args.sizes.first().copied().unwrap_or(10);
     let mut first = None;

@@ -74,7 +74,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     if cfg!(debug_assertions) && cli.command.has_figures() {
         eprintln!(
-            "\nTHIS IS A BUILD WITHOUT OPTIMISATION: ITS FIGURES MEAN NOTHING. Build it with --release.\n"
+            "\nTHIS IS A BUILD WITHOUT OPTIMISATION: ITS FIGURES ARE INVALID. Build it with --release.\n"
         );
     }
     match run(cli.command) {

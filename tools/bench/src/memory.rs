@@ -96,7 +96,7 @@ pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
 pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     let columns = ["client", "heap, KiB", "resident, KiB", "allocations so far"];
     let mut table = Table::new("Memory of the client per endpoint", &columns).note(format!(
-        "{} endpoints, connected and called. evenkeel-idle: known through ring_hash, and one of them connected.",
+        "{} endpoints, connected and called. evenkeel-idle: endpoints of ring_hash, one of them connected.",
         args.endpoints
     ));
     let backends = WorkerProcess::start(["counts-worker", "serve"])?;

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     let thresholds = vec![
         ThresholdResult::new(format!("{what}, in atomic additions"), Threshold::AtMost(40.0), additions),
         ThresholdResult::figure(
-            format!("{what}, allocations, of the dearest policy"),
+            format!("{what}, allocations, of the most expensive policy"),
             Threshold::AtMost(1.0),
             Some(allocations),
         ),
@@ -79,7 +79,7 @@ fn picks(tree: Tree, args: &Args) -> Result<(Table, PickThresholds), Error> {
         "allocations",
     ];
     let mut table = Table::new(title, &columns).note(format!(
-        "A pick, and a pick with the end of its call, which is told to all who track it; as time (median) and as a multiple of a \
+        "A pick, and a pick with the end of its call, which is reported to all trackers; as time (median) and as a multiple of a \
          bare atomic addition in the same round (median, quartiles). On one thread, and with its end on two. {} rounds of {} \
          picks.",
         args.rounds, args.picks

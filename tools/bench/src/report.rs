@@ -99,7 +99,7 @@ fn document(sections: &[(&str, Vec<Table>)]) -> String {
 
 /// Returns the machine and the versions of the run.
 fn machine(peers: &[(&'static str, String)]) -> Table {
-    let mut table = Table::new("what the figures were taken on", &["", ""]);
+    let mut table = Table::new("Environment", &["", ""]);
     let mut row = |name: &str, value: String| table.row(vec![name.to_owned(), value]);
     let processors =
         available_parallelism().map_or_else(|_| unknown(), |cores: NonZeroUsize| cores.to_string());

@@ -162,7 +162,7 @@ async fn soak(args: &Args) -> Result<SoakResult, Error> {
             let begun = Instant::now();
             order(&mut servers, "kill", victim)?;
             if !load.further(0).await {
-                return Err("calls do not end after a backend was killed".into());
+                return Err("calls do not finish after a backend was killed".into());
             }
             windows.push(KillWindow { begun, ended: Instant::now() });
             order(&mut servers, "restart", victim)?;

@@ -81,9 +81,9 @@ impl ThresholdResult {
 
 /// Returns the table of thresholds. Unmeasured figures are `-`.
 pub(crate) fn table(thresholds: &[ThresholdResult]) -> Table {
-    let mut table = Table::new("what had to be reached", &["figure", "to reach", "measured", "reached"]).note(
-        "evenkeel through xDS with weighted_round_robin and a load report with every answer, unary calls of 16 B, 64 at a \
-         time, 10 backends, unless said otherwise. Ratios of time are medians of the rounds, with the least and the greatest.",
+    let mut table = Table::new("Thresholds", &["figure", "to reach", "measured", "reached"]).note(
+        "evenkeel through xDS with weighted_round_robin and a load report with every response, unary calls of 16 B, 64 at a \
+         time, 10 backends, unless stated otherwise. Ratios of time are medians of the rounds, with minimum and maximum.",
     );
     for threshold in thresholds {
         table.row(threshold.row());

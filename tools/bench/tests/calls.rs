@@ -67,7 +67,7 @@ fn clients_are_compared_in_one_run() {
     let share = row(&stdout, "share of calls by weight", "evenkeel-edf");
     let error: f64 = share[1].parse().expect("a figure");
     assert!(error < 1.0, "{stdout}");
-    assert!(stdout.contains("what had to be reached"), "{stdout}");
+    assert!(stdout.contains("Thresholds"), "{stdout}");
 }
 
 /// A peer that cannot be installed is a row with a reason, and the others are measured.

@@ -86,7 +86,7 @@ fn memory_is_that_of_endpoints() {
 fn updates_are_followed_by_a_client_process() {
     let arguments = ["config", "--sizes", "12", "--swaps", "2", "--changes", "3", "--starts", "1"];
     let [tables, _] = printed(&arguments);
-    let (tables, bars) = tables.split_once("what had to be reached").expect("there are bars");
+    let (tables, bars) = tables.split_once("Thresholds").expect("there are bars");
     assert!(bars.contains("12 endpoints replaced, SotW"), "{bars}");
     let count = |line: &str| tables.lines().filter(|row| row.starts_with(line)).count();
     // Two call rates, and an idle period.

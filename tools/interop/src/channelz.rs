@@ -431,5 +431,5 @@ fn page<T>(
 }
 
 fn not_found(what: &str, id: i64) -> Status {
-    Status::not_found(format!("there is no {what} {id}"))
+    Status::not_found(format!("{what} {id} not found"))
 }

@@ -69,7 +69,7 @@ async fn main() -> ExitCode {
     match Arguments::parse().command {
         Job::Matrix { only, case, jobs, check, within, built } => {
             if let Some(name) = case.iter().find(|name| driver::named(name).is_none()) {
-                eprintln!("interop: there is no case {name:?}; `interop list` shows all");
+                eprintln!("interop: unknown case {name:?}; `interop list` shows all");
                 return ExitCode::from(2);
             }
             if !built && !build_own() {
@@ -83,7 +83,7 @@ async fn main() -> ExitCode {
             if let Some(name) =
                 case.iter().find(|name| driver::istio_cases().iter().all(|case| case.name != **name))
             {
-                eprintln!("interop: there is no case {name:?} with istiod; `interop list` shows all");
+                eprintln!("interop: unknown istiod case {name:?}; `interop list` shows all");
                 return ExitCode::from(2);
             }
             if !built && !build_own() {
@@ -110,7 +110,7 @@ async fn matrix(wishes: MatrixFilter, check: bool) -> ExitCode {
     let (passed, failed, does_not_fit) = matrix.counts();
     println!("{passed} passed, {failed} failed, {does_not_fit} do not fit, in {} s", matrix.took.as_secs());
     if matrix.not_run() > 0 {
-        eprintln!("interop: there was no time for {} cases", matrix.not_run());
+        eprintln!("interop: {} cases were not run: no time left", matrix.not_run());
     }
     for (name, why) in &matrix.absent {
         eprintln!("interop: {name} was not run: {}", why.words());
@@ -118,7 +118,7 @@ async fn matrix(wishes: MatrixFilter, check: bool) -> ExitCode {
     if !check && !in_part {
         let file = peers::root().join("docs/interop.md");
         if !matrix.is_complete() {
-            eprintln!("interop: docs/interop.md is left as it is, since not every peer was run");
+            eprintln!("interop: docs/interop.md is unchanged, since not every peer was run");
         } else if let Err(error) =
             fs::write(&file, matrix.document(&fs::read_to_string(&file).unwrap_or_default()))
         {

@@ -116,7 +116,11 @@ async fn install(name: &'static str) -> Result<Peer, Error> {
         .map_err(|error| format!("{}: {error}", script.display()))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(if said.is_empty() { "its install failed without a word".into() } else { said.into() });
+        return Err(if said.is_empty() {
+            "its install failed without a message".into()
+        } else {
+            said.into()
+        });
     }
     let versions = fs::read_to_string(out.join("versions"))
         .map_err(|error| format!("its install left no versions: {error}"))?;

@@ -32,7 +32,7 @@ impl Shares {
         }
         let note = format!(
             "Endpoints have the weights 1 to {GREATEST_WEIGHT} in EDS, the cluster has ROUND_ROBIN, and {CALLS} calls are \
-             made, {} at a time: the largest error of any endpoint's share, relative to the share that its weight asks for.",
+             made, {} at a time: the largest error of any endpoint's share, relative to the share of its weight.",
             BASE.concurrency
         );
         let mut table = Table::new("share of calls by weight", &["client", "largest error"]).note(note);

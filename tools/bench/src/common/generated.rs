@@ -52,7 +52,7 @@ where
         if response.get_ref().payload == PAYLOAD {
             Ok(())
         } else {
-            Err("the answer is not the message".into())
+            Err("the response is not the request message".into())
         }
     }
 }

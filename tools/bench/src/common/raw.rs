@@ -32,7 +32,7 @@ pub(crate) fn frame() -> Bytes {
 }
 
 pub(crate) fn check_message(message: &[u8]) -> Result<(), Error> {
-    if message == MESSAGE { Ok(()) } else { Err("the answer is not the message".into()) }
+    if message == MESSAGE { Ok(()) } else { Err("the response is not the request message".into()) }
 }
 
 pub(crate) fn check_trailers(trailers: Option<&HeaderMap>) -> Result<(), Error> {

@@ -202,7 +202,7 @@ impl Shared {
             ["swapped"] => {
                 let [first, ready] = tokio::time::timeout(LIMIT, self.swapped())
                     .await
-                    .map_err(|_| "no call came to a new endpoint")?;
+                    .map_err(|_| "no call went to a new endpoint")?;
                 Ok(format!("{first} {ready}"))
             }
             ["since"] => {

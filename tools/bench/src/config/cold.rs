@@ -22,7 +22,7 @@ use crate::thresholds::{Threshold, ThresholdResult};
 pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
     let columns = ["client", "endpoints", "first answer, ms", "all connected, ms"];
     let mut table = Table::new("From the start of a process to its first answer", &columns).note(format!(
-        "Median and quartiles of {} starts, in turn. The config is one cluster, weighted_round_robin.",
+        "Median and quartiles of {} starts, interleaved. The config is one cluster, weighted_round_robin.",
         args.starts
     ));
     let peer = out_folder().join("tonic-xds/client");

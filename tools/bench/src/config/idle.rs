@@ -14,8 +14,9 @@ const SPELL: Duration = Duration::from_secs(1);
 
 pub(super) fn table(args: &Args) -> Result<Table, Error> {
     let columns = ["variant", "endpoints", "failed"];
-    let mut table = Table::new("Calls after an idle spell", &columns)
-        .note(format!("Of {CALLS}, after one in which all endpoints were replaced and the old ones died."));
+    let mut table = Table::new("Calls after an idle spell", &columns).note(format!(
+        "Of {CALLS} calls, after an idle period in which all endpoints were replaced and the old ones stopped."
+    ));
     for (name, variant) in VARIANTS {
         for &size in &args.sizes {
             let count = affordable(size, 2)?;

@@ -44,11 +44,11 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error>
         "at rest, us/s",
     ];
     let mut table = Table::new("One endpoint replaced, delta", &columns).note(format!(
-        "Per update, of {} that come {} ms apart; the client is connected to all endpoints and makes no calls. The control plane \
-         has as many clusters of ten in all rows; the client asks for those of its endpoints. Bytes of the stream with the \
-         control plane. CPU of the client process, connecting to the new endpoint included. The order: making it anew, measured \
-         by itself in this process. At rest: what the process takes while nothing changes and each cluster looks up its \
-         weights once a second; while updates come it looks them up once an hour. Instructions of an update are in another \
+        "Per update, of {} that are {} ms apart; the client is connected to all endpoints and makes no calls. The control plane \
+         has the same number of clusters of ten in all rows; the client subscribes to those of its endpoints. Bytes of the ADS \
+         stream. CPU of the client process, including the connection to the new endpoint. The order: rebuilding the schedule, \
+         measured alone in this process. At rest: CPU of the process without updates, while each cluster updates its weights \
+         once a second; during updates it does so once an hour. Instructions of an update are in another \
          table.",
         args.changes,
         PACE.as_millis()

@@ -29,7 +29,7 @@ pub(super) fn tables(args: &Args) -> Result<(Table, Table, Vec<ThresholdResult>)
     let mut windows = Table::new("Calls while thousands of connections are made, per half second", &columns)
         .note(
             "One worker thread, four callers in a closed loop, weighted_round_robin. Seconds are since the control plane's send, \
-             or since the first answer of the process. The calm is the median of undisturbed half seconds of the same run.",
+             or since the first response of the process. The calm is the median of undisturbed half seconds of the same run.",
         );
     let columns = [
         "storm",
@@ -42,7 +42,7 @@ pub(super) fn tables(args: &Args) -> Result<(Table, Table, Vec<ThresholdResult>)
         "failed",
     ];
     let mut summary = Table::new("Calls while thousands of connections are made", &columns).note(
-        "Schedules: computed by the policy until all were connected. Client CPU: of all threads until then, calls included.",
+        "Schedules: computed by the policy until all were connected. Client CPU: of all threads until then, including calls.",
     );
     let mut thresholds = Vec::new();
     let size = args.sizes.iter().copied().max().unwrap_or(0);

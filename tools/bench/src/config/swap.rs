@@ -28,10 +28,10 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error>
         "failed",
     ];
     let mut table = Table::new("All endpoints replaced", &columns).note(format!(
-        "From the control plane's send, medians of {} updates (ratios with quartiles). In force: the channel is READY by a new \
-         endpoint. First call: one on a new endpoint was answered. Late: calls that began when it was in force and went to old \
-         endpoints. Failed: calls. Old and new endpoints are connected together for a while, so there may be fewer than \
-         asked for.",
+        "From the control plane's send, medians of {} updates (ratios with quartiles). In force: the channel is READY with a \
+         new endpoint. First call: the first response of a new endpoint. Late: calls that started after that point and went to \
+         old endpoints. Failed: failed calls. Old and new endpoints are connected at the same time, so there may be fewer than \
+         requested.",
         args.swaps
     ));
     let mut thresholds = Vec::new();

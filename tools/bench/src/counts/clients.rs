@@ -80,7 +80,7 @@ impl CountHarness {
         let each = |total: f64| total / f64::from(calls);
         let instructions = match &self.sections {
             // The first section is everything before the first mark.
-            Some(sections) => Some(*sections.instructions()?.get(1).ok_or("callgrind saw no marks")?),
+            Some(sections) => Some(*sections.instructions()?.get(1).ok_or("callgrind reported no marks")?),
             None => None,
         };
         Ok(Cost { instructions: instructions.map(each), allocations: each(allocations), held: each(held) })
@@ -88,7 +88,7 @@ impl CountHarness {
 
     /// Returns the instructions of all calls by file and function.
     pub(super) fn places(&self, client: &str, endpoints: Endpoints, calls: u32) -> Result<Places, Error> {
-        let sections = self.sections.as_ref().ok_or("a profile needs valgrind: install it")?;
+        let sections = self.sections.as_ref().ok_or("a profile requires valgrind: install it")?;
         self.run(client, endpoints, calls)?;
         sections.by_place(1)
     }

@@ -27,7 +27,7 @@ const INSTRUCTIONS: f64 = 1.05;
 const ALLOCATIONS: f64 = 0.1;
 
 const HOW_TO_ACCEPT: &str =
-    "if it is meant: cargo test --workspace --no-run && target/debug/evenkeel-bench counts --accept";
+    "if intended: cargo test --workspace --no-run && target/debug/evenkeel-bench counts --accept";
 
 /// Figures by the name of the count.
 type Figures = BTreeMap<String, f64>;
@@ -55,18 +55,18 @@ pub(super) fn check(file: &Path) -> Result<Table, Error> {
         verdict.judge("instructions", &held.instructions, &found.instructions, |held| held * INSTRUCTIONS);
     }
     if !verdict.less.is_empty() {
-        eprintln!("less is counted than {} says; {HOW_TO_ACCEPT}{}", file.display(), verdict.less);
+        eprintln!("the counts are below {}; {HOW_TO_ACCEPT}{}", file.display(), verdict.less);
     }
     if verdict.more.is_empty() {
         return Ok(table(&held, &found));
     }
-    Err(format!("more is counted than {} says; {HOW_TO_ACCEPT}{}", file.display(), verdict.more).into())
+    Err(format!("the counts are above {}; {HOW_TO_ACCEPT}{}", file.display(), verdict.more).into())
 }
 
 pub(super) fn accept(file: &Path) -> Result<(), Error> {
     let found = count()?;
     if found.instructions.is_empty() {
-        return Err("valgrind is needed to count instructions: install it".into());
+        return Err("counting instructions requires valgrind: install it".into());
     }
     std::fs::write(file, found.write()?).map_err(|error| format!("{}: {error}", file.display()))?;
     Ok(())
@@ -192,7 +192,7 @@ impl Verdict {
 
 fn table(held: &Counts, found: &Counts) -> Table {
     let columns = ["count", "instructions", "in the file", "allocations", "in the file"];
-    let mut table = Table::new("Counts and what the file says", &columns);
+    let mut table = Table::new("Counts and expected counts", &columns);
     for (name, &allocations) in &found.allocations {
         let [now, before] = [found, held].map(|counts| counts.instructions.get(name).copied());
         table.row(vec![

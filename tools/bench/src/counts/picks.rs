@@ -111,7 +111,7 @@ pub(super) fn table(sizes: &[u16]) -> Result<Table, Error> {
     let sizes: Vec<usize> = sizes.iter().copied().map(usize::from).collect();
     let columns = ["policy", "tree", "endpoints", "instructions", "allocations"];
     let mut table = Table::new("A pick, counted", &columns)
-        .note(format!("A pick and the end of its call, of {PICKS} whose order was made ahead."));
+        .note(format!("A pick and the end of its call, of {PICKS} with a precomputed schedule."));
     for Counted { kind, instructions, allocations } in counted(&sizes)? {
         let names = [
             kind.policy.name.to_owned(),

@@ -43,7 +43,7 @@ pub(super) fn table() -> Result<(Table, Option<ThresholdResult>), Error> {
     let columns = ["endpoints", "instructions", "beside the fewest", "allocations"];
     let mut table = Table::new("One endpoint replaced, counted", &columns).note(format!(
         "From the control plane's message (delta) to the new picker, of {UPDATES} updates. All are in clusters of ten, the same ten \
-         take turns. Sockets and threads have no part in it.",
+         in turn. Without sockets and threads.",
     ));
     let (mut first, mut threshold) = (None, None);
     for Counted { endpoints, instructions, allocations } in counted(&SIZES)? {

@@ -18,7 +18,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
         ["endpoints", "idle", "one lost", "one lost, ns per endpoint", "one replaced", "all replaced"];
     let mut table = Table::new("Passes over the whole tree, us", &columns).note(format!(
         "weighted_round_robin; median of {} passes. One lost: a connection ends. Replaced: an update has another endpoint. \
-         All three make the order anew.",
+         All three rebuild the schedule.",
         args.rounds
     ));
     for &n in &args.sizes {

@@ -42,8 +42,8 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
         "2 threads",
     ];
     let mut table = Table::new("The order: making it anew, us, and a pick from it", &columns).note(format!(
-        "Median of {} rounds; to a heap: all changed, as a multiple of BinaryHeap::from over as many keys (median, quartiles). \
-         mix: weights from 1 to 100; half: one endpoint has half of all. A slot: each that is made ahead of picks. \
+        "Median of {} rounds; to a heap: all changed, as a multiple of BinaryHeap::from of the same size (median, quartiles). \
+         mix: weights from 1 to 100; half: one endpoint has half of the weight. A slot: each precomputed pick. \
          A pick: as a multiple of a bare atomic addition in the same round (median).",
         args.rounds
     ));

@@ -75,7 +75,7 @@ where
     let (initial, mut body, extensions) = grpc.server_streaming(request, path, codec).await?.into_parts();
     let message = body.message().await?;
     let trailing = body.trailers().await?.unwrap_or_default();
-    let message = message.ok_or_else(|| Status::internal("the server answered OK without a message"))?;
+    let message = message.ok_or_else(|| Status::internal("the server returned OK without a message"))?;
     let peer = initial.get("hostname").and_then(|name| name.to_str().ok()).map(str::to_owned);
     let peer = peer.filter(|name| !name.is_empty());
     let address = extensions.get().map(|PeerAddress(address)| address.clone());

@@ -163,7 +163,7 @@ impl Client {
         let mut process = Process::start(program, &flags, &[("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap)])?;
         let port = process.port().await?;
         let endpoint = Endpoint::try_from(format!("http://127.0.0.1:{port}"))
-            .map_err(|error| process.failure(&format!("cannot be asked on port {port}: {error}")))?;
+            .map_err(|error| process.failure(&format!("cannot be queried on port {port}: {error}")))?;
         let channel = endpoint.connect_lazy();
         Ok(Client {
             process,
@@ -183,7 +183,7 @@ impl Client {
         };
         match self.stats.get_client_stats(request).await {
             Ok(response) => Ok(response.into_inner().into()),
-            Err(status) => Err(self.process.failure(&format!("does not tell where calls go: {status}"))),
+            Err(status) => Err(self.process.failure(&format!("does not report where calls go: {status}"))),
         }
     }
 

@@ -93,7 +93,7 @@ impl Process {
     /// Returns the port that the program reports.
     pub async fn port(&mut self) -> Result<u16> {
         let text = self.line("listening on ").await?;
-        text.parse().map_err(|_| self.failure(&format!("says that it listens on {text:?}, which is no port")))
+        text.parse().map_err(|_| self.failure(&format!("printed the invalid port {text:?}")))
     }
 
     /// Writes a line to its standard input.
@@ -121,7 +121,7 @@ impl Process {
     pub async fn end(&mut self) -> Result<ExitStatus> {
         match timeout(PATIENCE, self.child.wait()).await {
             Ok(Ok(status)) => Ok(status),
-            Ok(Err(error)) => Err(self.failure(&format!("is lost: {error}"))),
+            Ok(Err(error)) => Err(self.failure(&format!("cannot be awaited: {error}"))),
             Err(_) => Err(self.failure("does not end")),
         }
     }

@@ -88,7 +88,7 @@ impl Stage {
 
     /// Sets the mesh of the control plane.
     pub async fn set(&mut self, mesh: &Mesh) -> Result {
-        mesh.check().map_err(|errors| Failure::new(format!("the case's own mesh is wrong: {errors}")))?;
+        mesh.check().map_err(|errors| Failure::new(format!("the mesh of the case is invalid: {errors}")))?;
         self.set_resources(mesh.resources()).await
     }
 

@@ -110,8 +110,9 @@ impl Settings {
         let authority = flags.text("server_host_override", "");
         let service_config = flags.text("service_config_json", "");
         if flags.yes("use_tls").map_err(told)? {
-            return Err("flag --use_tls: this program calls in the clear only; run it with --use_tls=false"
-                .to_owned());
+            return Err(
+                "flag --use_tls: this program uses plaintext only; run it with --use_tls=false".to_owned()
+            );
         }
         Ok(Settings {
             case: case.map_err(told)?.unwrap_or(Case::EmptyUnary),
@@ -214,7 +215,9 @@ impl CaseContext {
         drop(requests);
         match answers.message().await {
             Ok(None) => Ok(()),
-            Ok(Some(_)) => Err("FullDuplexCall: expected the end, found another answer".to_owned()),
+            Ok(Some(_)) => {
+                Err("FullDuplexCall: expected the end of the stream, found another response".to_owned())
+            }
             Err(status) => Err(format!("FullDuplexCall: {status}")),
         }
     }
@@ -267,7 +270,7 @@ fn to_report(report: &TestOrcaReport) -> StreamingOutputCallRequest {
 async fn expect_answer(answers: &mut Streaming<StreamingOutputCallResponse>) -> Result<(), String> {
     match answers.message().await {
         Ok(Some(_)) => Ok(()),
-        Ok(None) => Err("FullDuplexCall: expected an answer, found the end".to_owned()),
+        Ok(None) => Err("FullDuplexCall: expected a response, found the end of the stream".to_owned()),
         Err(status) => Err(format!("FullDuplexCall: {status}")),
     }
 }

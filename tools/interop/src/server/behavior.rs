@@ -49,7 +49,7 @@ async fn apply(behaviors: Vec<Behavior>, attempts: u32) -> Result<(), Status> {
             Behavior::Sleep(time) => sleep(time).await,
             Behavior::KeepOpen => std::future::pending().await,
             Behavior::Fail(Code::Ok) => break,
-            Behavior::Fail(code) => return Err(Status::new(code, "the call fails as its rpc-behavior says")),
+            Behavior::Fail(code) => return Err(Status::new(code, "the call fails by its rpc-behavior")),
             Behavior::SucceedOnAttempt(wanted) if wanted == attempts => break,
             Behavior::SucceedOnAttempt(_) => {}
         }

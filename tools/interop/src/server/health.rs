@@ -40,7 +40,7 @@ impl Health for Serving {
     ) -> Result<Response<HealthCheckResponse>, Status> {
         let name = request.into_inner().service;
         if !SERVICES.contains(&name.as_str()) {
-            return Err(Status::not_found(format!("service {name:?} is not known here")));
+            return Err(Status::not_found(format!("unknown service {name:?}")));
         }
         Ok(Response::new(answer(*self.0.borrow())))
     }

@@ -121,7 +121,7 @@ impl HookServer {
     pub(super) async fn start(&self, port: i32) -> Result<(), Status> {
         let mut running = self.0.lock().await;
         if running.is_some() {
-            return Err(Status::already_exists("the hook server runs already"));
+            return Err(Status::already_exists("the hook server is already running"));
         }
         let port = u16::try_from(port).map_err(|_| {
             Status::invalid_argument(format!("server_port: expected 0 to 65535, found {port}"))
@@ -167,7 +167,7 @@ impl HookServer {
 }
 
 fn not_running() -> Status {
-    Status::unavailable("the hook server does not run")
+    Status::unavailable("the hook server is not running")
 }
 
 #[cfg(test)]

@@ -94,7 +94,7 @@ impl Settings {
         if is_secure.map_err(told)? {
             return Err(
                 "flag --secure_mode: evenkeel has no server that xDS configures (A36); name files with \
-                        --tls_certificate_file and --tls_private_key_file, or take another server, such as grpc-go's"
+                        --tls_certificate_file and --tls_private_key_file, or use another server, such as grpc-go's"
                     .to_owned(),
             );
         }
@@ -144,10 +144,9 @@ fn amount(text: &str) -> Result<f64, String> {
 /// Returns this name, or the machine's if it is empty.
 fn find_host(name: String) -> Result<Host, String> {
     let name = if name.is_empty() { machine_name() } else { Some(name) };
-    let name = name.ok_or("the machine's host name cannot be found; give one with --host_name_override")?;
-    let problem = format!(
-        "host name {name:?}: expected one that fits into a header; give one with --host_name_override"
-    );
+    let name = name.ok_or("the machine's host name is unknown; set one with --host_name_override")?;
+    let problem =
+        format!("host name {name:?}: expected a valid header value; set one with --host_name_override");
     Host::new(name).ok_or(problem)
 }
 

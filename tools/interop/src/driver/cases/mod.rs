@@ -25,36 +25,39 @@ pub fn all() -> Vec<Case> {
     vec![
         case!(balancing::ping_pong, "every server gets calls"),
         Case { name: "round_robin", ..case!(balancing::evenly, "calls are spread evenly") },
-        case!(balancing::backends_restart, "servers that come back get calls as before"),
-        case!(balancing::remove_instance_group, "a locality goes away without a failure"),
-        case!(balancing::change_backend_service, "the cluster is replaced without a failure"),
-        case!(balancing::affinity, "ring_hash keeps to one server by a header"),
+        case!(balancing::backends_restart, "restarted servers get calls as before"),
+        case!(balancing::remove_instance_group, "a locality is removed without a failed call"),
+        case!(balancing::change_backend_service, "the cluster is replaced without a failed call"),
+        case!(balancing::affinity, "ring_hash selects one server by a header"),
         case!(
             balancing::custom_lb,
-            "the control plane chooses and configures a policy that the application wrote"
+            "the control plane selects and configures a custom policy of the application"
         ),
-        case!(failover::secondary_locality_gets_requests_on_primary_failure, "failover and return"),
+        case!(failover::secondary_locality_gets_requests_on_primary_failure, "failover and failback"),
         case!(
             failover::secondary_locality_gets_no_requests_on_partial_primary_failure,
-            "no failover too early"
+            "no premature failover"
         ),
         case!(routing::traffic_splitting, "20 : 80 over two clusters"),
-        case!(routing::path_matching, "path, prefix, expression, upper and lower case"),
-        case!(routing::header_matching, "exact, prefix, suffix, present, inverted, range, expression"),
-        case!(routing::api_listener, "the listener moves to other routes without a failure"),
-        case!(routing::retry, "retries as the route says"),
+        case!(routing::path_matching, "path, prefix, regular expression, case-insensitive"),
+        case!(
+            routing::header_matching,
+            "exact, prefix, suffix, present, inverted, range, regular expression"
+        ),
+        case!(routing::api_listener, "the listener switches to other routes without a failed call"),
+        case!(routing::retry, "retries by the route's retry policy"),
         case!(limits::circuit_breaking, "500 and 1,000 calls in flight, then 800"),
-        case!(limits::timeout, "the route's limit and the caller's"),
-        case!(limits::outlier_detection, "one of five that fails is set aside, and comes back"),
-        case!(load::weights_by_call, "weighted_round_robin by reports with each call"),
-        case!(load::weights_out_of_band, "weighted_round_robin by reports out of band"),
-        case!(load::orca_per_rpc, "what a server reports with a call"),
-        case!(load::orca_oob, "what a server reports out of band"),
-        case!(security::mtls, "TLS with certificates on both sides, by the names that the cluster accepts"),
+        case!(limits::timeout, "the route's timeout and the caller's deadline"),
+        case!(limits::outlier_detection, "one failing server of five is ejected, then unejected"),
+        case!(load::weights_by_call, "weighted_round_robin by per-call load reports"),
+        case!(load::weights_out_of_band, "weighted_round_robin by out-of-band load reports"),
+        case!(load::orca_per_rpc, "per-call load reports"),
+        case!(load::orca_oob, "out-of-band load reports"),
+        case!(security::mtls, "mTLS, with the SANs that the cluster accepts"),
         case!(security::tls, "TLS with the server's certificate"),
-        case!(security::plaintext_fallback, "in the clear where the control plane says nothing"),
-        case!(security::mtls_error, "no call to whom the cluster does not accept"),
-        case!(resources::csds, "the client tells its resources and their state"),
+        case!(security::plaintext_fallback, "plaintext if the cluster has no security config"),
+        case!(security::mtls_error, "no call to a server whose SAN the cluster does not accept"),
+        case!(resources::csds, "the client reports its resources and their state"),
     ]
 }
 
@@ -93,7 +96,7 @@ pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> 
             return Some("Envoy has no certificate providers");
         }
         if case != "plaintext_fallback" && (lineup.server.peer != "evenkeel" || lineup.sidecar.is_some()) {
-            return Some("the server has no TLS from files");
+            return Some("the server does not support TLS from files");
         }
     }
     if lineup.proxy.is_some() && !OF_ONE_CLUSTER.contains(&case) {
@@ -101,24 +104,24 @@ pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> 
             case if case.starts_with("secondary_locality") => {
                 "does not pass, so it is not run: Envoy leaves a locality for health checks or outlier detection, not for broken connections"
             }
-            _ => "Envoy has clusters and endpoints from the control plane, not routes",
+            _ => "Envoy gets clusters and endpoints from the control plane, not routes",
         });
     }
     if lineup.sidecar.is_some() && STOPS_SERVERS.contains(&case) {
-        return Some("the sidecar of a server that is stopped goes on");
+        return Some("the sidecar of a stopped server continues to run");
     }
     match (case, lineup.client.peer.as_str(), lineup.server.peer.as_str()) {
         ("orca_per_rpc" | "orca_oob", _, _) if lineup.interop_client.is_none() => Some(
-            "there is one such client, and no control plane is part of it: see A, and the servers of others",
+            "only evenkeel has this client, which uses no control plane: see A, and the columns with other servers",
         ),
-        ("custom_lb", "grpcio", _) => Some("Python has no way to write a policy for grpcio"),
+        ("custom_lb", "grpcio", _) => Some("grpcio does not support custom policies in Python"),
         ("weights_by_call" | "weights_out_of_band" | "orca_per_rpc" | "orca_oob", _, "grpcio") => {
             Some("Python's grpcio cannot report load")
         }
         ("weights_by_call", "grpc-js", _) => Some(
-            "does not pass every time, so it is not run: grpc-js gives next to no calls to a server that has not reported yet",
+            "does not pass every time, so it is not run: grpc-js sends almost no calls to a server that has not reported yet",
         ),
-        ("orca_oob", _, "grpc-js") => Some("grpc-js has no memory utilization for reports out of band"),
+        ("orca_oob", _, "grpc-js") => Some("grpc-js has no memory utilization in out-of-band reports"),
         _ => None,
     }
 }

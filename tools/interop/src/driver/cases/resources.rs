@@ -35,5 +35,5 @@ pub(super) async fn csds(mut stage: Stage) -> Result {
     if told == expected {
         return Ok(());
     }
-    Err(client.failure(&format!("tells of {told:?}; expected {expected:?}")))
+    Err(client.failure(&format!("reports {told:?}; expected {expected:?}")))
 }
