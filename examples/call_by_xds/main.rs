@@ -26,7 +26,7 @@ async fn main() -> Outcome {
     let mut request = Request::new("order 7".to_owned());
     request.set_timeout(Duration::from_secs(5));
     let answer = orders.get(request).await?;
-    println!("xds:///orders was answered by {}", answer.into_inner());
+    println!("xds:///orders: response from {}", answer.into_inner());
 
     // A deployment: one update replaces all servers while the client makes calls.
     let new = [Backend::start("new-1").await?, Backend::start("new-2").await?];

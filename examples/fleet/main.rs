@@ -39,7 +39,7 @@ fn scenes() -> Vec<Scene> {
         ),
         scene(
             "round_robin",
-            "every backend in turn, however small",
+            "every backend in turn, whatever its capacity",
             json!([{"round_robin": {}}]),
             Fault::Dies("large"),
         ),
@@ -51,7 +51,7 @@ fn scenes() -> Vec<Scene> {
         ),
         scene(
             "weighted_round_robin",
-            "no weights given: learned from the load that backends report",
+            "no weights configured: weights from load reports",
             weighted.clone(),
             Fault::Dies("large"),
         ),
@@ -69,7 +69,7 @@ fn scenes() -> Vec<Scene> {
         ),
         scene(
             "outlier_detection over weighted_round_robin",
-            "a backend that answers with errors is set aside",
+            "a backend that returns errors is ejected",
             json!([{"outlier_detection_experimental": {
                 "interval": "1s", "baseEjectionTime": "5s", "maxEjectionPercent": 40,
                 "failurePercentageEjection": {"threshold": 50, "minimumHosts": 3, "requestVolume": 10},
@@ -79,7 +79,7 @@ fn scenes() -> Vec<Scene> {
         ),
         scene(
             "priority over weighted_round_robin",
-            "all of zone a first, zone b when zone a is gone",
+            "all of zone a first, zone b when zone a is down",
             json!([{"priority_experimental": {
                 "priorities": ["zone-a", "zone-b"],
                 "children": {"zone-a": {"config": weighted}, "zone-b": {"config": weighted}},

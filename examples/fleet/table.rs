@@ -63,7 +63,7 @@ pub(crate) fn legend() {
         dim("want: the share that the policy intends, where it fixes one; got: the share it got;")
     );
     println!("{}", dim("busy: how much of its capacity that is; ! marks a backend that cannot keep up."));
-    println!("{}", dim("A call fails when its backend is gone, errs, or lets it wait for more than 500 ms."));
+    println!("{}", dim("A call fails if its backend is down, returns an error, or takes more than 500 ms."));
 }
 
 fn cells(row: &Row) -> String {

@@ -26,12 +26,12 @@ async fn main() -> Outcome {
 
     servers[3].set_failing(true);
     connected(&channel, 3).await; // one is ejected, and the tree has the reason
-    println!("until it is set aside: {}", calls.take());
-    println!("set aside:        {}", calls.over(Duration::from_millis(800)).await);
+    println!("until it is ejected: {}", calls.take());
+    println!("ejected:          {}", calls.over(Duration::from_millis(800)).await);
 
     servers[3].set_failing(false);
     connected(&channel, 4).await;
-    println!("mended and back:  {}", calls.over(Duration::from_secs(1)).await);
+    println!("after unejection: {}", calls.over(Duration::from_secs(1)).await);
     Ok(())
 }
 

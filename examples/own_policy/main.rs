@@ -27,7 +27,7 @@ async fn main() -> Outcome {
     connected(&knows, 3).await;
     connected(&does_not, 3).await;
     println!("80 % to the favourite: {}", Tally::of(&knows, 1_000).await);
-    println!("who does not know it:  {}", Tally::of(&does_not, 300).await);
+    println!("without the policy:    {}", Tally::of(&does_not, 300).await);
 
     control.set_mesh(&mesh(&servers, 20));
     control.wait_acked::<ClusterResource>().await;

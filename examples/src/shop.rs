@@ -86,7 +86,7 @@ impl<S: Orders> Service<http::Request<Body>> for OrdersServer<S> {
         let server = self.clone();
         Box::pin(async move {
             if request.uri().path() != GET {
-                return Ok(Status::unimplemented(format!("there is only {GET}")).into_http());
+                return Ok(Status::unimplemented(format!("unknown method; expected {GET}")).into_http());
             }
             let codec = ProstCodec::<String, String>::default();
             Ok(tonic::server::Grpc::new(codec).unary(server, request).await)

@@ -31,7 +31,7 @@ async fn main() -> Outcome {
     // ring_hash connects to an endpoint when the first call needs it.
     let first = homes(&channel).await?;
     let again = homes(&channel).await?;
-    println!("{USERS} users, called for twice: {} met another server", moved(&first, &again));
+    println!("{USERS} users, two calls each: {} met another server", moved(&first, &again));
     for name in names {
         println!("  {name} has {} users", first.values().filter(|home| *home == name).count());
     }

@@ -29,14 +29,14 @@ async fn main() -> Outcome {
     control.wait_acked::<ClusterLoadAssignment>().await;
     check("the endpoints were accepted", true);
     let clients = control.clients();
-    check("the client says who it is", clients.iter().any(|client| client.node_id == "test-a-client"));
+    check("the client sends its node id", clients.iter().any(|client| client.node_id == "test-a-client"));
 
     // A resource that gRPC clients reject: a cluster without a discovery type.
     control.update(|resources| {
         resources.set(ClusterResource { name: "orders".to_owned(), ..ClusterResource::default() });
     });
     let nack = control.wait_nacked::<ClusterResource>().await;
-    println!("      it says: {}", nack.error);
+    println!("      message: {}", nack.error);
     check("a bad cluster is rejected by name", nack.error.contains("orders"));
     check("and calls go on", orders.get(String::new()).await.is_ok());
     control.set_mesh(&mesh);
@@ -51,7 +51,7 @@ async fn main() -> Outcome {
             break status;
         }
     };
-    println!("      it says: {}", failure.message());
+    println!("      message: {}", failure.message());
     check("without endpoints calls fail", failure.code() == Code::Unavailable);
 
     // A silent control plane: calls of a new channel wait until their deadline.
@@ -62,7 +62,7 @@ async fn main() -> Outcome {
     request.set_timeout(Duration::from_millis(300));
     let status = waiting.get(request).await.err();
     let message = status.as_ref().map_or("", |status| status.message());
-    println!("      it says: {message}");
+    println!("      message: {message}");
     check(
         "a silent control plane",
         status.as_ref().is_some_and(|status| status.code() == Code::DeadlineExceeded),

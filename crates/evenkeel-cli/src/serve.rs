@@ -56,7 +56,7 @@ pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<Cl
     // Register the handlers before any output: a reader of that output may send a signal at once.
     let mut signals = ShutdownSignals::new()?;
     let control = ControlPlane::builder().listen(args.listen).serve().await.map_err(|error| {
-        CliError::usage(format!("{}: cannot listen: {error}; --listen takes another address", args.listen))
+        CliError::usage(format!("{}: cannot listen: {error}; set another one with --listen", args.listen))
     })?;
     let mut events = control.events();
     let (edits, mut edited) = mpsc::unbounded_channel();

@@ -276,7 +276,7 @@ impl NameCounts {
 }
 
 /// Subscription of a stream to one type, and the client's knowledge of its resources.
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the client")]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about the client")]
 struct TypeSubscription {
     wildcard: bool,
     names: BTreeSet<String>,

@@ -291,7 +291,7 @@ impl LrsClient {
                     for stats in stats.iter().filter(|stats| left_out(stats)) {
                         let cluster = &stats.cluster;
                         let text = format!(
-                            "backends report too many named metrics; some of cluster {cluster:?} are left out"
+                            "backends report too many named metrics; some of cluster {cluster:?} are omitted"
                         );
                         self.effects.push(LrsEffect::Warn(format!("load reports to {uri:?}: {text}")));
                     }

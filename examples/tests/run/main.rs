@@ -97,7 +97,7 @@ fn near(value: f64, expected: f64, by: f64) {
 #[tokio::test]
 async fn call_by_xds() {
     let printed = run(env!("CARGO_BIN_EXE_call_by_xds")).await;
-    assert!(printed.after("xds:///orders was answered by").starts_with("old-"));
+    assert!(printed.after("xds:///orders: response from").starts_with("old-"));
     printed.tally("before the deployment:").only("old-");
     let after = printed.tally("after the deployment:");
     after.only("new-");
@@ -208,18 +208,18 @@ async fn metrics() {
 async fn outliers() {
     let printed = run(env!("CARGO_BIN_EXE_outliers")).await;
     printed.tally("all is well:").by(["a", "b", "bad", "c"]);
-    assert!(printed.tally("until it is set aside:").failed > 0);
-    let aside = printed.tally("set aside:");
+    assert!(printed.tally("until it is ejected:").failed > 0);
+    let aside = printed.tally("ejected:");
     // Calls that were active at the ejection may be counted here.
     assert!(aside.answered.keys().eq(["a", "b", "c"]) && aside.failed <= 3, "{aside:?}");
-    printed.tally("mended and back:").by(["a", "b", "bad", "c"]);
+    printed.tally("after unejection:").by(["a", "b", "bad", "c"]);
 }
 
 #[tokio::test]
 async fn own_policy() {
     let printed = run(env!("CARGO_BIN_EXE_own_policy")).await;
     near(printed.tally("80 % to the favourite:").percent("a"), 80.0, 7.6);
-    printed.tally("who does not know it:").is([("a", 100), ("b", 100), ("c", 100)]);
+    printed.tally("without the policy:").is([("a", 100), ("b", 100), ("c", 100)]);
     near(printed.tally("20 % to the favourite:").percent("a"), 20.0, 10.0);
     let nack = printed.after("120 %?");
     assert!(
@@ -253,7 +253,7 @@ async fn retries() {
 #[tokio::test]
 async fn sticky_users() {
     let printed = run(env!("CARGO_BIN_EXE_sticky_users")).await;
-    assert_eq!(printed.after("200 users, called for twice:"), "0 met another server");
+    assert_eq!(printed.after("200 users, two calls each:"), "0 met another server");
     let numbers = |label: &str| -> Vec<usize> {
         printed.after(label).split_whitespace().filter_map(|word| word.parse().ok()).collect()
     };

@@ -20,7 +20,7 @@ pub(super) fn unresolved(host: &str, error: &str, role: PeerRole) -> Diagnosis {
     };
     Diagnosis::new("DNS", role.exit(), format!("{host} does not resolve: {error}"))
         .expected(format!("addresses of {host}"))
-        .likely("the name is misspelt, or is known only in another network or namespace")
+        .likely("the name is misspelt, or resolves only in another network or namespace")
         .next(next)
 }
 
@@ -173,7 +173,7 @@ fn in_the_clear(protocol: &PeerProtocol, role: PeerRole) -> (String, String, Str
         ),
         PeerProtocol::Other(_) => ("a server of another protocol".to_owned(), "check the port".to_owned()),
         PeerProtocol::Closed => (
-            "the server closes the connection: it may want TLS, or is no gRPC server".to_owned(),
+            "the server closes the connection: it may require TLS, or is not a gRPC server".to_owned(),
             format!("check the port; for TLS {}", how_to_secure(role)),
         ),
         PeerProtocol::Silent => (
@@ -212,7 +212,7 @@ pub(super) fn no_stream(found: &str) -> Diagnosis {
     let has = |word: &str| found.contains(word);
     let (likely, next) = if has("Unimplemented") && (has("HTTP status") || has("content type")) {
         (
-            "an HTTP/2 server that is not gRPC, or a proxy that does not know the path (404)",
+            "an HTTP/2 server that is not gRPC, or a proxy without a route for the path (404)",
             "use the xDS port of the control plane",
         )
     } else if has("Unimplemented") {

@@ -121,9 +121,7 @@ fn first_step(
 
 fn unusable(found: String) -> Diagnosis {
     Diagnosis::new("target", CliExit::Usage, found)
-        .expected(
-            "a target that the bootstrap knows: xds:///name, or xds://AUTHORITY/name of an authority in it",
-        )
+        .expected("a target of the bootstrap: xds:///name, or xds://AUTHORITY/name of an authority in it")
         .likely("a mistake in the target, or an authority that is not in the bootstrap")
         .next("correct the target, or add the authority to authorities of the bootstrap")
 }
@@ -165,8 +163,7 @@ async fn control_plane(
         }
     }
     // Unreachable: a bootstrap has at least one control plane.
-    let diagnosis =
-        last.unwrap_or_else(|| unusable("there is no control plane for this authority".to_owned()));
+    let diagnosis = last.unwrap_or_else(|| unusable("no control plane for this authority".to_owned()));
     Err(report.stop(&diagnosis)?)
 }
 

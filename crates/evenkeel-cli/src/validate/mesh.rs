@@ -63,7 +63,7 @@ fn of_services(mesh: &Mesh, known: &LocalResources, text: &str) -> Vec<Finding> 
     let mut told = BTreeSet::new();
     for service in mesh.services() {
         let Ok(target) = local_bootstrap().listener_name(&format!("xds:///{service}")) else {
-            let what = "cannot be a target: expected a name that xds:///NAME can carry";
+            let what = "cannot be a target: expected a name that is valid in xds:///NAME";
             findings.push(Finding::error(what).path(format!("services.{service}")));
             continue;
         };

@@ -166,7 +166,7 @@ pub struct LoadReporting {
 
 /// Metrics of per-call load reports that are included in load reports to the control plane (A64, A85).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a metric of its own, on or off")]
+#[expect(clippy::struct_excessive_bools, reason = "independent metrics, on or off")]
 pub struct BackendMetrics {
     /// True to include `cpu_utilization`.
     pub cpu_utilization: bool,

@@ -166,7 +166,10 @@ impl Registry {
         let problem = if unknown.is_empty() {
             "the list of policies is empty".to_owned()
         } else {
-            format!("no policy of the list is known: {}; register it or name a known one", listed(&unknown))
+            format!(
+                "no policy of the list is supported: {}; register it or name a supported one",
+                listed(&unknown)
+            )
         };
         Err(ConfigError::new(None, path, problem))
     }

@@ -37,7 +37,7 @@ fn the_first_registered_policy_is_chosen() {
         ),
         (
             json!([{"Round_Robin": {}}]),
-            "loadBalancingConfig: no policy of the list is known: \"Round_Robin\"; register it or name a known one",
+            "loadBalancingConfig: no policy of the list is supported: \"Round_Robin\"; register it or name a supported one",
         ),
     ];
     for (config, message) in cases {

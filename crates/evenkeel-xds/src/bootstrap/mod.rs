@@ -123,7 +123,7 @@ pub struct IdentityFiles {
 }
 
 /// Server features of the bootstrap.
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own in the bootstrap")]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of the bootstrap")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerFeatures {
     /// True if resources stay in use after the server deletes them (A53).

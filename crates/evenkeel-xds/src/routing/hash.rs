@@ -62,7 +62,7 @@ impl fmt::Display for HashPolicy {
             HashSource::ChannelId => f.write_str("the channel")?,
             HashSource::Unsupported => f.write_str("unsupported by gRPC")?,
         }
-        f.write_str(if self.terminal { ", and no other if there is one" } else { "" })
+        f.write_str(if self.terminal { ", terminal" } else { "" })
     }
 }
 

@@ -529,7 +529,7 @@ fn omitted_metrics_are_logged() {
     }
     let words = lrs.advance(secs(10));
     let warning = "warn load reports to \"lrs\": backends report too many named metrics; \
-        some of cluster \"c\" are left out";
+        some of cluster \"c\" are omitted";
     assert_eq!((words.len(), &*words[0].1), (2, warning));
 }
 

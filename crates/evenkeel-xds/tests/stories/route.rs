@@ -758,7 +758,7 @@ fn hash_policies_are_described() {
     let cookie = PolicySpecifier::Cookie(hash_policy::Cookie::default());
     for (specifier, terminal, expected, hash) in [
         (header(None), false, r#"header "x-user""#, None),
-        (header(None), true, r#"header "x-user", and no other if there is one"#, None),
+        (header(None), true, r#"header "x-user", terminal"#, None),
         (header(Some(("a+", "b"))), false, r#"header "x-user" with "b" for "a+""#, None),
         (PolicySpecifier::FilterState(channel), false, "the channel", Some(7)),
         (cookie, false, "unsupported by gRPC", None),

@@ -167,7 +167,7 @@ pub(super) fn system_roots() -> Result<Arc<RootCertStore>, CredentialsError> {
             0 => "system roots: no certificate was found".to_owned(),
             count => format!("system roots: none of {count} certificates can be used"),
         };
-        let advice = "install the system's CA certificates, or give a CA";
+        let advice = "install the system's CA certificates, or configure a CA";
         return Err(match found.errors.into_iter().next() {
             Some(error) => CredentialsError::with_cause(format!("{what}; {advice}"), error),
             None => CredentialsError::new(format!("{what}; {advice}")),

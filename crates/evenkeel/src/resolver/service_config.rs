@@ -384,7 +384,7 @@ mod tests {
             ),
             (
                 json!({"loadBalancingConfig": [{"fastest": {}}]}),
-                "loadBalancingConfig: no policy of the list is known: \"fastest\"; register it or name a known one",
+                "loadBalancingConfig: no policy of the list is supported: \"fastest\"; register it or name a supported one",
             ),
             (
                 json!({"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": 1}}]}),

@@ -91,7 +91,7 @@ async fn invalid_settings_fail_build() {
         (config("[]"), "service config: expected an object, found "),
         (
             config(r#"{"loadBalancingConfig": [{"fastest": {}}]}"#),
-            r#"service config: loadBalancingConfig: no policy of the list is known: "fastest""#,
+            r#"service config: loadBalancingConfig: no policy of the list is supported: "fastest""#,
         ),
         (
             config(r#"{"loadBalancingPolicy": "fastest"}"#),
