@@ -85,7 +85,7 @@ pub struct Subchannel {
     disconnects: u32,
     failure_order: u64,
     error: Option<Status>,
-    /// Policy tree nodes that hold the subchannel; a node that holds it twice is listed twice.
+    /// Policy tree nodes that hold the subchannel, each listed once.
     pub(crate) holders: InlineVec<NodeId>,
     /// State of out-of-band load reports; `None` for most subchannels.
     out_of_band: Option<Box<OobLoadState>>,

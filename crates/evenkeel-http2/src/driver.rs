@@ -337,9 +337,9 @@ fn check_closing(state: &mut ConnectionState, close_reason: &mut Option<Error>) 
 /// Omits the buffers: they hold headers and messages of calls.
 impl fmt::Debug for ConnectionDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = f.debug_struct("Driver");
+        let mut text = f.debug_struct("ConnectionDriver");
         text.field("bytes_read", &self.bytes_read)
-            .field("refusal", &self.close_reason)
+            .field("close_reason", &self.close_reason)
             .finish_non_exhaustive()
     }
 }

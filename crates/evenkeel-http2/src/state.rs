@@ -135,15 +135,15 @@ impl ConnectionState {
         let frames = out.tail();
         // The preface must precede all frames, and SETTINGS must be the first frame (RFC 9113, 3.4).
         frames.extend_from_slice(frame::PREFACE);
-        let mut said = vec![
+        let mut entries = vec![
             (setting::ENABLE_PUSH, 0),
             (setting::INITIAL_WINDOW_SIZE, local_settings.stream_window),
             (setting::MAX_HEADER_LIST_SIZE, local_settings.max_header_list_size),
         ];
         if local_settings.max_frame_size as usize != DEFAULT_MAX_SIZE {
-            said.push((setting::MAX_FRAME_SIZE, local_settings.max_frame_size));
+            entries.push((setting::MAX_FRAME_SIZE, local_settings.max_frame_size));
         }
-        frame::settings(frames, &said);
+        frame::settings(frames, &entries);
         let recv_window = local_settings.connection_window;
         if recv_window > DEFAULT_WINDOW {
             frame::window_update(frames, 0, recv_window - DEFAULT_WINDOW);

@@ -57,7 +57,7 @@ pub(crate) struct SharedConnection(Mutex<ConnectionState>);
 /// Omits the state: it holds queued request headers, which may contain tokens.
 impl fmt::Debug for SharedConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
+        f.debug_struct("SharedConnection").finish_non_exhaustive()
     }
 }
 

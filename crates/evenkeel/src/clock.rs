@@ -28,8 +28,8 @@ pub(crate) fn at(moment: time::Instant) -> Instant {
     Instant::ORIGIN + since
 }
 
-/// Converts to a tokio instant for `sleep_until`. The result is at most one year ahead, because tokio timers overflow
-/// on instants that are centuries away.
+/// Converts to a tokio instant for `sleep_until`. The result is at most one year ahead, so that adding to it cannot
+/// overflow the system's clock type.
 pub(crate) fn sleep_until(at: Instant) -> time::Instant {
     const FAR: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
     origin() + at.since(Instant::ORIGIN).min(time::Instant::now().saturating_duration_since(origin()) + FAR)

@@ -77,7 +77,7 @@ impl ClusterPolicy {
             json => conversion.entry(json, at)?,
         };
         if name == DEFAULT_POLICY {
-            // SPEC decision 1: control planes request this policy by the default of the enum.
+            // Control planes select this policy by ROUND_ROBIN, the default of `lb_policy`, which has no settings.
             if settings.as_object().is_none_or(|settings| !settings.is_empty()) {
                 (conversion.problems)(at, format!("expected no settings for {DEFAULT_POLICY}"));
             }

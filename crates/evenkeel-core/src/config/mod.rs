@@ -345,7 +345,7 @@ impl<'a> ConfigFields<'a> {
 
 impl fmt::Debug for ConfigFields<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fields({} at {})", self.policy, self.path)
+        write!(f, "ConfigFields({} at {})", self.policy, self.path)
     }
 }
 

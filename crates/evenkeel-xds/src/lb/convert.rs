@@ -35,7 +35,7 @@ type JsonSettings = Map<String, Value>;
 pub(super) fn register_all(converters: &mut LbPolicyConverters) {
     register(converters, "ring_hash_experimental", |message: RingHash, cx| {
         match HashFunction::try_from(message.hash_function) {
-            // 2.2 row 4: some control planes do not set the hash function.
+            // RH-2: some control planes do not set the hash function.
             Ok(HashFunction::DefaultHash | HashFunction::XxHash) => {}
             other => {
                 let found = other.map_or(message.hash_function.to_string(), |f| f.as_str_name().to_owned());

@@ -111,7 +111,7 @@ impl Drop for AdminWatchInner {
 
 impl fmt::Debug for AdminWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").finish_non_exhaustive()
+        f.debug_struct("AdminWatch").finish_non_exhaustive()
     }
 }
 

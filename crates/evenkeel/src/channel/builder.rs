@@ -430,7 +430,7 @@ impl ChannelBuilder {
 
 impl fmt::Debug for ChannelBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("target", &self.target).finish_non_exhaustive()
+        f.debug_struct("ChannelBuilder").field("target", &self.target).finish_non_exhaustive()
     }
 }
 

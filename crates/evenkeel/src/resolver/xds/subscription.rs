@@ -56,6 +56,6 @@ impl Drop for XdsSubscription {
 
 impl fmt::Debug for XdsSubscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Following").field("authority", &self.authority).finish_non_exhaustive()
+        f.debug_struct("XdsSubscription").field("authority", &self.authority).finish_non_exhaustive()
     }
 }
