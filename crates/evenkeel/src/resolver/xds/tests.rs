@@ -600,7 +600,8 @@ async fn csds(csds: Csds) -> ClientStatusDiscoveryServiceClient<tonic::transport
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(csds, incoming));
     let channel = tonic::transport::Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
-    ClientStatusDiscoveryServiceClient::new(channel)
+    // A service for all clients of the process also returns the large resources of tests that run meanwhile.
+    ClientStatusDiscoveryServiceClient::new(channel).max_decoding_message_size(usize::MAX)
 }
 
 /// CSDS-1, CSDS-2, CSDS-3, CSDS-6, CSDS-7: both methods return every resource as it was received.
