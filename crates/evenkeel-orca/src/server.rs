@@ -395,6 +395,9 @@ impl fmt::Debug for ServerLoadInner {
 impl fmt::Debug for ServerLoadBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ServerLoadBuilder { cpu, window, .. } = self;
-        f.debug_struct("ServerLoadBuilder").field("cpu", &cpu.is_some()).field("window", window).finish_non_exhaustive()
+        f.debug_struct("ServerLoadBuilder")
+            .field("cpu", &cpu.is_some())
+            .field("window", window)
+            .finish_non_exhaustive()
     }
 }

@@ -111,6 +111,12 @@ impl Backend {
         self.calls() - finished
     }
 
+    /// Returns the number of calls that [`pause`](Backend::pause) has held. Unlike active calls, they cannot end before
+    /// [`resume`](Backend::resume).
+    pub fn held(&self) -> usize {
+        self.state.held.load(Ordering::SeqCst)
+    }
+
     /// Returns the number of connections accepted.
     pub fn connections(&self) -> usize {
         self.host.accepted()
@@ -244,6 +250,7 @@ impl Builder {
             name: self.name.unwrap_or_else(|| host.address().to_string()),
             started: AtomicUsize::new(0),
             finished: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
             load_streams: AtomicUsize::new(0),
             open_load_streams: AtomicUsize::new(0),
             changed,
@@ -264,6 +271,7 @@ struct State {
     name: String,
     started: AtomicUsize,
     finished: AtomicUsize,
+    held: AtomicUsize,
     load_streams: AtomicUsize,
     open_load_streams: AtomicUsize,
     changed: Arc<Notify>,
@@ -293,6 +301,10 @@ impl Call {
     /// Applies pause, delay and failure before the service sees the call.
     async fn admit(&self) -> Result<(), Status> {
         let mut knobs = self.0.knobs.subscribe();
+        if knobs.borrow_and_update().paused {
+            self.0.held.fetch_add(1, Ordering::SeqCst);
+            self.0.changed.notify_waiters();
+        }
         // Cannot fail: the sender lives as long as the call.
         let _ = knobs.wait_for(|knobs| !knobs.paused).await;
         let delay = self.0.knobs.borrow().delay;

@@ -72,7 +72,7 @@ async fn failover_and_return() {
 
     // Held calls cannot end before the kill.
     first[0].pause();
-    first[0].wait_until(|backend| backend.in_flight() > 0).await;
+    first[0].wait_until(|backend| backend.held() > 0).await;
     first.iter().for_each(Backend::kill);
     first[0].resume();
     load.further(1).await;
@@ -127,7 +127,7 @@ async fn a_part_of_the_first_locality_is_enough() {
     load.further(12).await;
     // Held calls cannot end before the kill.
     first[0].pause();
-    first[0].wait_until(|backend| backend.in_flight() > 0).await;
+    first[0].wait_until(|backend| backend.held() > 0).await;
     first[0].kill();
     first[1].kill();
     load.further(1).await;

@@ -36,7 +36,7 @@ async fn all_endpoints_are_swapped() {
     load.further(12).await;
     // Some calls are active on connections that are about to be closed.
     old[0].pause();
-    old[0].wait_until(|backend| backend.in_flight() > 0).await;
+    old[0].wait_until(|backend| backend.held() > 0).await;
 
     mesh.control.set_endpoints("pay", &addresses(&new));
     open(&new, 1).await;

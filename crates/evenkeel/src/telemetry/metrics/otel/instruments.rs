@@ -23,7 +23,10 @@ pub(super) type MethodFilter = Box<dyn Fn(&str) -> bool + Send + Sync>;
 impl fmt::Debug for MetricSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let MetricSelection { metrics, labels, .. } = self;
-        f.debug_struct("MetricSelection").field("metrics", metrics).field("labels", labels).finish_non_exhaustive()
+        f.debug_struct("MetricSelection")
+            .field("metrics", metrics)
+            .field("labels", labels)
+            .finish_non_exhaustive()
     }
 }
 
