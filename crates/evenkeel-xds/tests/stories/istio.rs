@@ -488,7 +488,10 @@ fn circuit_breakers_limit_calls_in_flight() {
         assert!(held.iter().all(|picked| picked.status().is_none()));
         let dropped = channel.pick(&[]);
         let message = dropped.status().expect("a dropped call").to_string();
-        assert!(message.contains("outbound|7070||orders") && message.contains("allows 3"), "{message}");
+        assert!(
+            message.contains("outbound|7070||orders") && message.contains("maximum of 3 calls"),
+            "{message}"
+        );
         channel.edit(|service| service.policy.max_requests = Some(4));
         let fourth = channel.pick(&[]);
         assert_eq!((fourth.status(), channel.pick(&[]).outcome()), (None, "drop".to_owned()));
