@@ -127,7 +127,7 @@ impl MeshReader {
         match &node.value {
             YamlValue::String(text) if !text.is_empty() => return Some(text.clone()),
             YamlValue::String(_) => {
-                self.push_error(node.position, at, "expected a string, found an empty one")
+                self.push_error(node.position, at, "expected a string, found an empty one");
             }
             YamlValue::Bool(_) | YamlValue::Integer(_) | YamlValue::Float(_) => {
                 let found = node.describe();
