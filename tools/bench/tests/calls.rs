@@ -120,5 +120,8 @@ fn invalid_arguments_are_reported() {
     }
     let (code, stdout, _) = bench(&["help"]);
     assert_eq!(code, Some(0));
-    assert!(stdout.contains("calls") && !stdout.contains("control"), "processes are not shown:\n{stdout}");
+    assert!(
+        stdout.contains("\n  calls") && !stdout.contains("\n  control"),
+        "processes are not shown:\n{stdout}"
+    );
 }

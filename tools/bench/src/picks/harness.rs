@@ -126,7 +126,7 @@ impl PickHarness {
         self.reconcile();
     }
 
-    /// Runs a pass. Connections are left to [`Harness::connect`].
+    /// Runs a pass. Connections are left to [`PickHarness::connect`].
     pub(super) fn reconcile(&mut self) {
         let pass = self.core.reconcile(self.now);
         if let Some(picker) = pass.picker {
