@@ -227,7 +227,7 @@ impl FrameReader {
         let (part, rest) = bytes.rest.split_at(data.left.min(bytes.rest.len()));
         bytes.rest = rest;
         let left = data.left - part.len();
-        // An empty frame goes on: it may carry END_STREAM.
+        // An empty frame is not skipped: it may carry END_STREAM.
         if part.is_empty() && left > 0 {
             self.data = Some(data);
             return;

@@ -41,8 +41,8 @@ const WARMUP_FRACTION: f64 = 0.25;
 ///
 /// The six acts are round robin, weights from the control plane, weights from reported load, a backend that is killed
 /// and restarted, failover to another priority, and live edits of weights. Processes, sockets, xDS and gRPC are real.
-/// The backends' capacities are simulated, since they share one machine. The demo ends by itself and stops all its
-/// processes.
+/// The backends' capacities are simulated, since they share one machine. The demo exits after the last act and stops
+/// all its processes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -51,7 +51,7 @@ impl<V> BySubchannel<V> {
             // `|` and not `||`: every row must be refreshed.
             return rows.fold(false, |changed, row| row.refresh(self, cx) | changed);
         }
-        // An entry may belong to any endpoint with the address, so the owners are determined anew.
+        // An entry may belong to any endpoint with the address, so the owners are determined again.
         let old = std::mem::replace(self, BySubchannel { values: SubchannelMap::default(), overlap });
         for SubchannelRow { endpoint, value, known } in rows {
             *known = KnownSubchannels::look_up(endpoint, cx);

@@ -178,7 +178,7 @@ impl PolicyTree {
 
     /// Returns the node `id`, requested in the current run of `parent`. Creates the node if there is none.
     pub(crate) fn request_child(&mut self, id: Option<NodeId>, parent: Option<NodeId>) -> NodeId {
-        // The core removed the node if the last run of the parent did not request it. The child then starts anew.
+        // The core removed the node if the last run of the parent did not request it. The child then starts without state.
         let id = id.filter(|id| self.node(*id).is_some()).unwrap_or_else(|| self.create(parent));
         // A child that is requested twice in a run is listed once. Its `requested_at` is that of the run already.
         if let Some(parent) = parent

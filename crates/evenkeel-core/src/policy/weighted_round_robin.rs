@@ -263,7 +263,7 @@ impl WeightedRoundRobin {
             let in_phase = |at| self.phase.map_or(at, |phase| first_in_phase(phase, period, at));
             return if was_weighed { changes_at.map(in_phase) } else { self.update_at };
         }
-        // A late update keeps its phase within one period; after a longer pause the phase starts anew.
+        // A late update keeps its phase within one period; after a longer pause the phase restarts.
         let next = match (self.update_at, self.phase) {
             (Some(at), _) if at > now => at,
             (Some(at), _) if at + period > now => at + period,

@@ -206,7 +206,7 @@ fn a_deactivated_priority_is_kept_for_fifteen_minutes() {
     sim.ready("a");
     sim.advance(secs(MINUTES_15 - 1));
     assert!(sim.closed().is_empty());
-    // The child is needed again. Its timer stops, and starts anew when p0 is READY again.
+    // The child is needed again. Its timer stops, and restarts when p0 is READY again.
     sim.lose("a");
     sim.fail("a");
     assert_eq!(sim.letters(1), "b");
@@ -224,7 +224,7 @@ fn a_deactivated_priority_is_kept_for_fifteen_minutes() {
     assert_eq!(sim.dialled(), ["a", "b"]);
 }
 
-/// PR-5: a child that is needed at the very moment its time is over is reused, not created anew.
+/// PR-5: a child that is needed at the moment its timer expires is reused, not created again.
 #[test]
 fn a_child_needed_when_its_time_is_over_is_reused() {
     let mut sim = sim(ABC);
@@ -282,7 +282,7 @@ fn a_child_removed_from_the_config_is_dropped_at_once() {
     assert_eq!(sim.letters(1), "c");
 }
 
-/// PR-5: a child without a priority is deactivated, receives updates, and is dropped when its time is over.
+/// PR-5: a child without a priority is deactivated, receives updates, and is dropped when its timer expires.
 #[test]
 fn a_child_that_lost_its_priority_is_deactivated() {
     let mut sim = sim(ABC);
@@ -315,7 +315,7 @@ fn an_empty_list_fails_calls() {
         assert_eq!(failure(&mut sim), "Unavailable: the list of priorities is empty (node n1)");
         assert_eq!(chosen(&sim), None);
     }
-    // If the list becomes empty, the children are dropped. If it is filled again, they are created anew.
+    // If the list becomes empty, the children are dropped. If it is filled again, they are created again.
     let mut sim = sim(ABC).all_up();
     update(&mut sim, &[]);
     assert_eq!((sim.picks(1), sim.closed()), (vec!["fail".to_owned()], vec!["a".to_owned()]));

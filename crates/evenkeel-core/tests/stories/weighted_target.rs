@@ -159,7 +159,7 @@ fn failure_sticks_until_ready() {
     }
 }
 
-/// WT-2: an IDLE child reconnects by itself, since no call would reach it while another child is READY.
+/// WT-2: an IDLE child reconnects without a call, since no call would reach it while another child is READY.
 #[test]
 fn an_idle_child_connects_again_by_itself() {
     let pick_first = || json!([{"pick_first": {}}]);

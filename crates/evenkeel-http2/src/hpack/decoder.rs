@@ -191,7 +191,7 @@ impl HpackDecoder {
 impl HeaderBlock {
     fn add(&mut self, field: &HeaderField, left: &mut usize) {
         let Some(rest) = left.checked_sub(field.len + ENTRY_OVERHEAD) else {
-            // Decoding goes on: the table must remain equal to the peer's.
+            // Decoding continues: the table must remain equal to the peer's.
             self.is_too_long = true;
             return;
         };

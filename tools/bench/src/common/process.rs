@@ -100,7 +100,7 @@ impl WorkerProcess {
         }
     }
 
-    /// Lets the process end by itself and returns the rest of its output.
+    /// Waits for the process to exit and returns the rest of its output.
     pub(crate) fn finish(mut self) -> Result<String, Error> {
         drop(self.stdin.take());
         let rest: Vec<String> = self.lines.iter().collect();
