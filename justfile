@@ -49,8 +49,8 @@ protogen:
 
 # Compare instructions and allocations with tools/bench/counts.json; `just counts --accept` writes it.
 counts mode="--check":
-    cargo test --workspace --exclude protogen --tests --no-run --locked
-    target/debug/evenkeel-bench counts {{mode}}
+    cargo build --locked --profile counts -p evenkeel-bench -p examples --bin evenkeel-bench
+    target/counts/evenkeel-bench counts {{mode}}
 
 # Run the interop cases with every peer that can be installed.
 interop:
