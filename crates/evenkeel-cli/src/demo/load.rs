@@ -1,22 +1,23 @@
 //! Load generator of the demo: an open-loop client that records the outcome of each call.
 
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use evenkeel::Channel;
 use http::uri::PathAndQuery;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::AbortHandle;
 use tokio::time::interval;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use super::backend::lock;
 use super::backend::{BACKEND_METADATA, METHOD};
 use super::fleet::BACKENDS;
 
 /// Number of calls per second.
 pub(super) const RATE: u32 = 600;
+/// Deadline of a call. Backends reject a call that would take longer, so it only ends calls that hang.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of calls started per timer tick.
 const CALLS_PER_TICK: u32 = 3;
 
@@ -33,20 +34,26 @@ pub(super) struct FinishedCall {
 
 /// Open-loop load generator. It stops when dropped.
 pub(super) struct LoadGenerator {
-    ended: Arc<Mutex<Vec<FinishedCall>>>,
+    finished: UnboundedReceiver<FinishedCall>,
     task: AbortHandle,
 }
 
 impl LoadGenerator {
     pub(super) fn start(channel: Channel) -> LoadGenerator {
-        let ended = Arc::<Mutex<Vec<FinishedCall>>>::default();
-        let task = tokio::spawn(generate_calls(channel, ended.clone())).abort_handle();
-        LoadGenerator { ended, task }
+        let (sender, finished) = unbounded_channel();
+        let task = tokio::spawn(generate_calls(channel, sender)).abort_handle();
+        LoadGenerator { finished, task }
     }
 
-    /// Returns the calls that finished since the previous `take`.
-    pub(super) fn take(&self) -> Vec<FinishedCall> {
-        std::mem::take(&mut *lock(&self.ended))
+    /// Stops the load, waits for calls in flight, and returns all calls.
+    pub(super) async fn finish(mut self) -> Vec<FinishedCall> {
+        self.task.abort();
+        let mut calls = Vec::new();
+        // Ends when the last call in flight has dropped its sender.
+        while let Some(call) = self.finished.recv().await {
+            calls.push(call);
+        }
+        calls
     }
 }
 
@@ -56,13 +63,13 @@ impl Drop for LoadGenerator {
     }
 }
 
-async fn generate_calls(channel: Channel, ended: Arc<Mutex<Vec<FinishedCall>>>) {
+async fn generate_calls(channel: Channel, finished: UnboundedSender<FinishedCall>) {
     // Missed ticks fire in a burst (tokio's default), so the average rate holds on a slow machine.
     let mut ticks = interval(Duration::from_secs(1) * CALLS_PER_TICK / RATE);
     loop {
         ticks.tick().await;
         for _ in 0..CALLS_PER_TICK {
-            let (channel, ended) = (channel.clone(), ended.clone());
+            let (channel, finished) = (channel.clone(), finished.clone());
             tokio::spawn(async move {
                 let began = Instant::now();
                 let result = call(channel).await;
@@ -76,7 +83,8 @@ async fn generate_calls(channel: Channel, ended: Arc<Mutex<Vec<FinishedCall>>>) 
                     backend: backend(metadata),
                     failed: result.as_ref().err().map(Status::code),
                 };
-                lock(&ended).push(call);
+                // Fails if the demo was interrupted.
+                let _ = finished.send(call);
             });
         }
     }
@@ -87,7 +95,9 @@ async fn call(channel: Channel) -> Result<MetadataMap, Status> {
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await?;
     let method = PathAndQuery::from_static(METHOD);
-    let response = client.unary(Request::new(()), method, ProstCodec::<(), ()>::default()).await?;
+    let mut request = Request::new(());
+    request.set_timeout(CALL_TIMEOUT);
+    let response = client.unary(request, method, ProstCodec::<(), ()>::default()).await?;
     Ok(response.into_parts().0)
 }
 

@@ -12,17 +12,18 @@ mod report;
 mod screen;
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use evenkeel::admin::{AdminServer, AdminState, AdminWatch};
 use evenkeel::{Backoff, Bootstrap, Channel, ConnectivityState};
 use evenkeel_control::{ControlPlane, Mesh, MeshErrors, MeshWatchGuard};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use self::acts::{ACTS, DemoAct, DemoEvent};
 use self::fleet::{BACKENDS, DemoBackend};
-use self::load::{LoadGenerator, RATE};
+use self::load::{FinishedCall, LoadGenerator, RATE};
 use self::report::{ActReport, DemoReport};
 use self::screen::{DemoScreen, ScreenFrame};
 use crate::ends::ShutdownSignals;
@@ -33,6 +34,9 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Interval at which the control plane polls the mesh file for edits.
 const MESH_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Maximum time for the connections to all backends. Only a machine that cannot connect to itself needs it.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Fraction of an act excluded from its figures while the change takes effect.
 const WARMUP_FRACTION: f64 = 0.25;
@@ -75,20 +79,23 @@ pub(crate) async fn run(args: DemoArgs, terminal: &TerminalOutput) -> Result<Cli
         OutputMode::Lines
     };
     let mut runner = DemoRunner { environment, show, terminal, last: String::new() };
-    let acts = tokio::select! {
-        acts = runner.run_acts(Duration::from_secs(args.seconds.into())) => acts?,
+    let played = tokio::select! {
+        played = runner.run_acts(Duration::from_secs(args.seconds.into())) => played?,
         () = signals.wait() => {
             runner.show.clear()?;
             return Ok(CliExit::Success);
         }
     };
+    let DemoRunner { mut show, environment, .. } = runner;
+    let calls = environment.load.finish().await;
+    let acts = played.iter().enumerate().map(|(number, played)| played.report(number, &calls)).collect();
     let report = DemoReport { calls_per_second: RATE, seconds: args.seconds.into(), acts };
     if args.json {
         let json = serde_json::to_string_pretty(&report)
             .map_err(|error| CliError::usage(format!("the report cannot be written: {error}")))?;
         terminal.print_json(json)?;
     } else {
-        runner.show.clear()?;
+        show.clear()?;
         let title = format!("{} backends, {RATE} calls per second, {} s", BACKENDS.len(), args.seconds);
         terminal.print(format!(
             "{}\n{}\n{}\n",
@@ -164,6 +171,22 @@ impl DemoEnvironment {
         })
     }
 
+    /// Waits until the channel is connected to every backend. Until then, shares are not those of the policy.
+    async fn wait_until_connected(&mut self) {
+        let connected = async {
+            loop {
+                let state = self.watch.changed().await;
+                let endpoints = state.channels.iter().flat_map(|channel| &channel.endpoints);
+                let ready = endpoints.filter(|endpoint| endpoint.state == ConnectivityState::Ready).count();
+                if ready >= BACKENDS.len() {
+                    break;
+                }
+            }
+        };
+        // The acts run in any case: they show which backends are not connected.
+        let _ = timeout(CONNECT_TIMEOUT, connected).await;
+    }
+
     /// Performs an event and returns its line for the event log.
     async fn play(&mut self, event: &DemoEvent) -> Result<String, CliError> {
         match event {
@@ -205,6 +228,21 @@ fn write_mesh(path: &Path, text: &str) -> Result<(), CliError> {
     written.map_err(|error| CliError::usage(format!("{}: {error}", path.display())))
 }
 
+/// An act that has been played. Its calls are counted after the last act: some finish later than their act.
+struct PlayedAct {
+    act: &'static DemoAct,
+    /// The act without its warm-up.
+    measured: Range<std::time::Instant>,
+    /// Utilization that each backend reported.
+    utilization_samples: Vec<Vec<f64>>,
+}
+
+impl PlayedAct {
+    fn report(&self, number: usize, calls: &[FinishedCall]) -> ActReport {
+        ActReport::new(number, self.act, &self.measured, calls, &self.utilization_samples)
+    }
+}
+
 /// Runs the acts in order.
 struct DemoRunner<'t> {
     environment: DemoEnvironment,
@@ -231,33 +269,32 @@ impl OutputMode<'_> {
 }
 
 impl DemoRunner<'_> {
-    async fn run_acts(&mut self, duration: Duration) -> Result<Vec<ActReport>, CliError> {
+    async fn run_acts(&mut self, duration: Duration) -> Result<Vec<PlayedAct>, CliError> {
         if let (OutputMode::Lines, Some(page)) = (&self.show, self.page()) {
             self.terminal.print(format!("page: {page}\n"))?;
         }
-        let mut reports = Vec::new();
+        self.environment.wait_until_connected().await;
+        let mut played = Vec::new();
         for (number, act) in ACTS.iter().enumerate() {
             self.environment.watch.mark(format!("act {}: {}", number + 1, act.title));
             if let OutputMode::Lines = self.show {
                 self.terminal.print(format!("act {}: {}: {}\n", number + 1, act.title, act.caption))?;
             }
-            reports.push(self.play(number, act, duration / ACTS.len() as u32).await?);
+            played.push(self.play(number, act, duration / ACTS.len() as u32).await?);
         }
-        Ok(reports)
+        Ok(played)
     }
 
     async fn play(
         &mut self,
         number: usize,
-        act: &DemoAct,
+        act: &'static DemoAct,
         duration: Duration,
-    ) -> Result<ActReport, CliError> {
+    ) -> Result<PlayedAct, CliError> {
         let started = Instant::now();
         let measure_from = started + duration.mul_f64(WARMUP_FRACTION);
         let mut events = act.events.iter().peekable();
         let mut utilization_samples = vec![Vec::new(); BACKENDS.len()];
-        // Drop calls that finished before this act: they belong to the previous one.
-        self.environment.load.take();
         while started.elapsed() < duration {
             let next = events.peek().map(|(at, _)| started + duration.mul_f64(*at));
             if next.is_some_and(|at| at <= Instant::now())
@@ -281,8 +318,11 @@ impl DemoRunner<'_> {
                 }
             }
         }
-        let ended = self.environment.load.take();
-        Ok(ActReport::new(number, act, measure_from.into_std(), &ended, &utilization_samples))
+        Ok(PlayedAct {
+            act,
+            measured: measure_from.into_std()..Instant::now().into_std(),
+            utilization_samples,
+        })
     }
 
     /// Records the utilization that each READY backend reports.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -20,7 +21,8 @@ pub(super) struct DemoReport {
     pub(super) acts: Vec<ActReport>,
 }
 
-/// Figures of one act. They cover the calls that started after its warm-up.
+/// Figures of one act. They cover the calls that began in it after its warm-up, whenever they finished: a call
+/// that an overloaded backend holds back counts like the others.
 #[derive(Debug, Serialize)]
 pub(super) struct ActReport {
     act: usize,
@@ -53,19 +55,19 @@ struct CallSummary {
 }
 
 impl ActReport {
-    /// Summarizes the calls that started after `from`, with the utilization samples of each backend.
+    /// Summarizes the calls that began in `window`, with the utilization samples of each backend.
     pub(super) fn new(
         number: usize,
         act: &DemoAct,
-        from: Instant,
-        ended: &[FinishedCall],
+        window: &Range<Instant>,
+        finished: &[FinishedCall],
         utilization_samples: &[Vec<f64>],
     ) -> ActReport {
-        let ended: Vec<_> = ended.iter().filter(|call| call.began >= from).collect();
-        let answered = ended.iter().filter(|call| call.backend.is_some()).count();
+        let calls: Vec<_> = finished.iter().filter(|call| window.contains(&call.began)).collect();
+        let answered = calls.iter().filter(|call| call.backend.is_some()).count();
         let backends = BACKENDS.iter().zip(utilization_samples).enumerate().map(
             |(i, ((name, capacity), utilization_samples))| {
-                let figures = CallSummary::of(ended.iter().copied().filter(|call| call.backend == Some(i)));
+                let figures = CallSummary::of(calls.iter().copied().filter(|call| call.backend == Some(i)));
                 BackendReport {
                     name,
                     calls_per_second_at_most: *capacity,
@@ -80,7 +82,7 @@ impl ActReport {
             act: number + 1,
             title: act.title,
             backends: backends.collect(),
-            all: CallSummary::of(ended.iter().copied()),
+            all: CallSummary::of(calls.iter().copied()),
         }
     }
 }
@@ -222,10 +224,11 @@ mod tests {
             call(2, 20, Some(0), None),
             call(3, 500, Some(4), Some(Code::ResourceExhausted)),
             call(3, 1, None, Some(Code::Unavailable)),
+            call(5, 1, Some(0), None),
         ];
         let utilization_samples = [vec![0.5, 1.0], vec![], vec![], vec![], vec![0.25]];
-        let report =
-            ActReport::new(1, &ACTS[1], start + Duration::from_secs(1), &ended, &utilization_samples);
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let report = ActReport::new(1, &ACTS[1], &(at(1)..at(4)), &ended, &utilization_samples);
         assert_eq!((report.act, report.all.calls, report.all.failed), (2, 4, 2));
         let reasons: Vec<_> = report.all.reasons.keys().collect();
         assert_eq!(reasons, ["ResourceExhausted", "Unavailable"]);
