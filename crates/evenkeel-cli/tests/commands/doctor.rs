@@ -1,11 +1,8 @@
 //! `evenkeel doctor` against every failure on the path to an endpoint that one machine can stage.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use common::{CommandOutput, TempFolder, command, evenkeel};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::core::v3::transport_socket::ConfigType;
 use evenkeel_proto::envoy::config::core::v3::{HealthStatus, TransportSocket};
@@ -24,6 +21,8 @@ use testkit::resources;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
+
+use crate::common::{CommandOutput, TempFolder, command, evenkeel};
 
 /// Result of a run: its exit code, and its output with masked times.
 struct DoctorOutput {

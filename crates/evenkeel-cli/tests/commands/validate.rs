@@ -1,8 +1,5 @@
 //! `evenkeel validate` on files, and against control planes that are valid, invalid, silent or unreachable.
 
-mod common;
-
-use common::{TempFolder, command, evenkeel};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType};
 use evenkeel_proto::envoy::config::route::v3::route::Action;
@@ -15,6 +12,8 @@ use serde_json::json;
 use testkit::net::certs::Ca;
 use testkit::net::{ControlPlane, Tls};
 use testkit::resources;
+
+use crate::common::{TempFolder, command, evenkeel};
 
 /// All problems of a bootstrap are reported at once, each with its line and column.
 #[test]
@@ -92,7 +91,7 @@ fn wrong_use_ends_with_2() {
 }
 
 /// Runs the command on a blocking thread, beside the control plane of the test.
-async fn ask(control: &ControlPlane, more: &'static [&'static str]) -> common::CommandOutput {
+async fn ask(control: &ControlPlane, more: &'static [&'static str]) -> crate::common::CommandOutput {
     let server = control.address().to_string();
     let run = move || {
         let args = ["validate", "--server", &server, "--target", "xds:///orders"];

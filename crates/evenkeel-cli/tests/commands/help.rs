@@ -1,7 +1,5 @@
 //! Help texts, usage errors and shell completions.
 
-mod common;
-
 use crate::common::evenkeel;
 
 const COMMANDS: [&str; 7] = ["demo", "serve", "explain", "validate", "inspect", "doctor", "bench"];

@@ -1,8 +1,6 @@
 //! Files with control characters in names: no command writes them to a terminal unescaped.
 
-mod common;
-
-use common::{CommandOutput, TempFolder, evenkeel};
+use crate::common::{CommandOutput, TempFolder, evenkeel};
 
 /// Escaped as in quoted YAML and JSON strings: clears the screen, starts a line, changes the text direction.
 const NAME: &str = r"a\u001b[2J\nforged: line\r\u009b31m\u202e\u2028";

@@ -1,11 +1,8 @@
 //! `evenkeel inspect` against real clients, and against other peers.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use common::{MAX_WAIT, RunningCommand, evenkeel, first_line};
 use evenkeel::admin::{AdminServer, AdminWatch};
 use evenkeel::{Bootstrap, Channel, XdsClient};
 use evenkeel_proto::envoy::config::core::v3::HealthStatus;
@@ -20,6 +17,8 @@ use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+
+use crate::common::{MAX_WAIT, RunningCommand, evenkeel, first_line};
 
 /// Process with one channel to `xds:///orders` and a CSDS service.
 struct InspectedProcess {
@@ -93,12 +92,12 @@ async fn peer_that_says(bytes: Vec<u8>) -> SocketAddr {
 }
 
 /// Runs the command on a blocking thread, beside the servers of the test.
-async fn inspect(args: Vec<String>) -> common::CommandOutput {
+async fn inspect(args: Vec<String>) -> crate::common::CommandOutput {
     let run = move || evenkeel(["inspect".to_owned()].into_iter().chain(args));
     tokio::task::spawn_blocking(run).await.expect("it runs")
 }
 
-async fn inspect_at(address: SocketAddr) -> common::CommandOutput {
+async fn inspect_at(address: SocketAddr) -> crate::common::CommandOutput {
     inspect(vec![address.to_string()]).await
 }
 

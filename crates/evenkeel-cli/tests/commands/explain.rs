@@ -1,9 +1,8 @@
 //! `evenkeel explain` on meshes: text, exit code and JSON.
 
-mod common;
-
-use common::{CommandOutput, TempFolder, evenkeel, first_line};
 use serde_json::{Value, json};
+
+use crate::common::{CommandOutput, TempFolder, evenkeel, first_line};
 
 /// Routes by path, header, fraction and weight; two localities, two priorities, drops, limits; an unhealthy
 /// endpoint.

@@ -1,17 +1,16 @@
 //! `evenkeel serve` with a real client: the printed bootstrap is enough to make calls, and edits of the file
 //! redirect them.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::process::Stdio;
 
-use common::{RunningCommand, TempFolder, command, evenkeel};
 use evenkeel::{Bootstrap, Channel, XdsClient};
 use serde_json::Value;
 use testkit::net::Backend;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
+
+use crate::common::{RunningCommand, TempFolder, command, evenkeel};
 
 fn mesh(backends: &[&Backend]) -> String {
     let addresses: Vec<_> = backends.iter().map(|backend| format!("\"{}\"", backend.address())).collect();
@@ -41,7 +40,7 @@ async fn call_until(channel: &Channel, backend: &Backend) {
             }
         }
     };
-    tokio::time::timeout(common::MAX_WAIT, calls).await.expect("the backend is called");
+    tokio::time::timeout(crate::common::MAX_WAIT, calls).await.expect("the backend is called");
 }
 
 /// Removes the quotes of a shell word.
@@ -187,7 +186,7 @@ fn a_closed_pipe_ends_it_quietly() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     drop(child.stdout.take());
     // The first output may precede the close of the pipe, so edits cause further output.
-    let end = std::time::Instant::now() + common::MAX_WAIT;
+    let end = std::time::Instant::now() + crate::common::MAX_WAIT;
     let mut edits = 0;
     while child.try_wait().expect("our child").is_none() {
         assert!(std::time::Instant::now() < end, "it does not end");
@@ -269,7 +268,7 @@ async fn hostile_text_of_clients_is_escaped() {
             let (_, rest) = first.split_once(" on ").expect("an address");
             rest.split_once(": ").expect("a colon").0.to_owned()
         };
-        tokio::time::timeout(common::MAX_WAIT, hostile_client(&address)).await.expect("in time");
+        tokio::time::timeout(crate::common::MAX_WAIT, hostile_client(&address)).await.expect("in time");
         let connected = serve.line_with("connected");
         let rejected = serve.line_with(if is_json { "\"rejected\"" } else { "REJECTED" });
         let gone = serve.line_with("gone");

@@ -1,7 +1,5 @@
 //! `evenkeel demo`, as a process.
 
-mod common;
-
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
