@@ -139,10 +139,9 @@ mod tests {
 
     fn take(write_buffer: &mut WriteBuffer, most: usize, into: &mut Vec<u8>) {
         let len = write_buffer.with_slices(|slices| {
-            let all: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
-            let len = all.len().min(most);
-            into.extend_from_slice(&all[..len]);
-            len
+            let before = into.len();
+            into.extend(slices.iter().flat_map(|slice| slice.iter()).take(most));
+            into.len() - before
         });
         write_buffer.advance(len);
     }

@@ -1,5 +1,9 @@
 //! Bounds on the work that a peer's frames cause, counted in visits of streams.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Wake;
+
 use super::*;
 
 /// Number of streams that are open while the peer sends its frames.
@@ -84,18 +88,33 @@ fn repeated_initial_windows_visit_each_stream_once() {
     assert!(state.streams.visits.take() <= 8 * OPEN);
 }
 
+/// Waker that records that it was woken.
+#[derive(Default)]
+struct WakeFlag {
+    is_woken: AtomicBool,
+}
+
+impl Wake for WakeFlag {
+    fn wake(self: Arc<Self>) {
+        self.is_woken.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A higher initial window resumes the streams that wait for it: data that is queued, and writers that wait for room.
 #[test]
 fn higher_initial_window_resumes_blocked_streams() {
     let mut state = blocked(5);
     let idle = open(&mut state, false);
     apply(&mut state, [initial_window([0])]).unwrap();
-    let cx = Context::from_waker(Waker::noop());
+    let flag = Arc::new(WakeFlag::default());
+    let waker = Waker::from(flag.clone());
+    let cx = Context::from_waker(&waker);
     assert!(state.poll_capacity(idle, &cx).is_pending());
     apply(&mut state, [initial_window([15])]).unwrap();
     let mut wake = Vec::new();
     state.fill_write_buffer(&mut wake);
-    assert!(wake.iter().any(|waker| waker.will_wake(Waker::noop())));
+    wake.into_iter().for_each(Waker::wake);
+    assert!(flag.is_woken.load(Ordering::Relaxed));
     assert!(state.poll_capacity(idle, &cx).is_ready());
     assert!(write(&mut state) >= OPEN * (FRAME_HEADER_LEN + 10), "all that was queued");
     let send_queue = (state.send_queue.len(), state.streams.blocked_at(0));
