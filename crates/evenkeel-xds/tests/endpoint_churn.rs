@@ -1,8 +1,10 @@
 //! Memory of a client whose endpoints change continuously. It is a program of its own, since its allocator counts.
 
-use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use std::collections::VecDeque;
+
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LocalityLbEndpoints};
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
-use evenkeel_proto::prost::Message as _;
+use evenkeel_proto::prost::{self, Message as _};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::ads::XdsVariant;
 use evenkeel_xds::resource::ResourceType;
@@ -37,7 +39,12 @@ fn response(kind: ResourceType, version: usize, resource: Any) -> Vec<u8> {
 
 /// The resource with the endpoints, which changes like a window that moves over addresses.
 struct EndpointWindow {
+    /// The resource without its locality.
     assignment: ClusterLoadAssignment,
+    /// The locality without its endpoints.
+    locality: LocalityLbEndpoints,
+    /// Encoded once, not in each of the responses.
+    endpoints: VecDeque<Vec<u8>>,
     /// First address after the window.
     end: usize,
     version: usize,
@@ -45,7 +52,10 @@ struct EndpointWindow {
 
 impl EndpointWindow {
     fn new() -> EndpointWindow {
-        let mut window = EndpointWindow { assignment: load_assignment("pay", &[]), end: 0, version: 0 };
+        let mut assignment = load_assignment("pay", &[]);
+        let locality = assignment.endpoints.remove(0);
+        let mut window =
+            EndpointWindow { assignment, locality, endpoints: VecDeque::new(), end: 0, version: 0 };
         window.change(0, ENDPOINTS);
         window
     }
@@ -53,15 +63,21 @@ impl EndpointWindow {
     /// Removes the first `removed` endpoints and adds `added` at the end.
     fn change(&mut self, removed: usize, added: usize) {
         let address = |i: usize| endpoint(&format!("10.{}.{}.{}", i >> 16, i >> 8 & 255, i & 255), 80);
-        let endpoints = &mut self.assignment.endpoints[0].lb_endpoints;
-        endpoints.drain(..removed);
-        endpoints.extend((self.end..self.end + added).map(address));
+        self.endpoints.drain(..removed);
+        self.endpoints.extend((self.end..self.end + added).map(|i| address(i).encode_to_vec()));
         self.end += added;
         self.version += 1;
     }
 
     fn response(&self) -> Vec<u8> {
-        response(ResourceType::Endpoints, self.version, any(&self.assignment))
+        // Both fields have the number 2. A field of bytes is encoded like one of a message.
+        let mut locality = self.locality.encode_to_vec();
+        for endpoint in &self.endpoints {
+            prost::encoding::bytes::encode(2, endpoint, &mut locality);
+        }
+        let mut resource = any(&self.assignment);
+        prost::encoding::bytes::encode(2, &locality, &mut resource.value);
+        response(ResourceType::Endpoints, self.version, resource)
     }
 }
 
