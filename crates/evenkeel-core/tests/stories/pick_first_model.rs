@@ -185,8 +185,9 @@ impl Model {
     }
 
     fn wait(&mut self, millis: u64) {
-        for _ in 0..millis {
-            self.now += 1;
+        let end = self.now + millis;
+        while self.now < end {
+            self.now = self.next_change().clamp(self.now + 1, end);
             for address in self.addresses.values_mut() {
                 if address.backing_off_until.is_some_and(|until| until <= self.now) {
                     address.backing_off_until = None;
@@ -200,6 +201,17 @@ impl Model {
                 _ => {}
             }
         }
+    }
+
+    /// Returns the next time at which an address or the pass goes on without an event.
+    fn next_change(&self) -> u64 {
+        let attempt = match self.mode {
+            Mode::PassResult(last, next) if last + 1 < self.list.len() => Some(next),
+            Mode::Retry if self.addresses.values().any(Address::is_idle) => Some(self.now),
+            _ => None,
+        };
+        let backoffs = self.addresses.values().filter_map(|address| address.backing_off_until);
+        backoffs.chain(attempt).min().unwrap_or(u64::MAX)
     }
 
     fn state(&self) -> ConnectivityState {
