@@ -1,8 +1,5 @@
 # The everyday commands. Each is one command that also works without just: https://just.systems
 
-export CARGO_PROFILE_DEV_DEBUG := "0"
-export CARGO_PROFILE_TEST_DEBUG := "0"
-
 # List the recipes.
 default:
     @just --list
