@@ -4,7 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Wake;
 
+use http::Method;
+
 use super::*;
+use crate::frame::{FRAME_HEADER_LEN, kind};
+use crate::hpack::HeaderBlock;
+use crate::recv_buffer::Chunk;
+use crate::stream::RequestHeaders;
 
 /// Number of streams that are open while the peer sends its frames.
 const OPEN: usize = 2_000;
