@@ -35,7 +35,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval at which the control plane polls the mesh file for edits.
 const MESH_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Maximum time for the connections to all backends. Only a machine that cannot connect to itself needs it.
+/// Maximum time until all backends are connected. They are on the same machine, so this is only a safeguard.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Fraction of an act excluded from its figures while the change takes effect.
@@ -88,7 +88,7 @@ pub(crate) async fn run(args: DemoArgs, terminal: &TerminalOutput) -> Result<Cli
     };
     let DemoRunner { mut show, environment, .. } = runner;
     let calls = environment.load.finish().await;
-    let acts = played.iter().enumerate().map(|(number, played)| played.report(number, &calls)).collect();
+    let acts = played.iter().enumerate().map(|(number, act)| act.report(number, &calls)).collect();
     let report = DemoReport { calls_per_second: RATE, seconds: args.seconds.into(), acts };
     if args.json {
         let json = serde_json::to_string_pretty(&report)

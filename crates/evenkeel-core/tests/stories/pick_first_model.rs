@@ -203,7 +203,7 @@ impl Model {
         }
     }
 
-    /// Returns the next time at which an address or the pass goes on without an event.
+    /// Returns the time of the next change that no event causes: a backoff ends, or the next attempt is due.
     fn next_change(&self) -> u64 {
         let attempt = match self.mode {
             Mode::PassResult(last, next) if last + 1 < self.list.len() => Some(next),
