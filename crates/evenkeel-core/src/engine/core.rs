@@ -173,6 +173,7 @@ impl Core {
             load_store: Arc::default(),
             measure: false,
             per_cluster_transport: false,
+            ignored_transport_warning: None,
         }
     }
 
@@ -318,6 +319,7 @@ pub struct CoreBuilder {
     load_store: Arc<LoadStore>,
     measure: bool,
     per_cluster_transport: bool,
+    ignored_transport_warning: Option<&'static str>,
 }
 
 impl CoreBuilder {
@@ -359,13 +361,20 @@ impl CoreBuilder {
         CoreBuilder { per_cluster_transport, ..self }
     }
 
+    /// Sets a warning for each cluster whose transport parameters are ignored. It follows the name of the cluster. The
+    /// default is none.
+    #[must_use]
+    pub fn ignored_transport_warning(self, text: &'static str) -> CoreBuilder {
+        CoreBuilder { ignored_transport_warning: Some(text), ..self }
+    }
+
     /// Builds a core with these settings.
     pub fn build(self) -> Core {
-        let CoreBuilder { rng, backoff, attempt_delay, counters, load_store, measure, per_cluster_transport } =
-            self;
+        let CoreBuilder { rng, backoff, attempt_delay, counters, load_store, .. } = self;
         let mut tree = PolicyTree::new(rng, backoff, attempt_delay, counters, load_store);
-        tree.measure = measure;
-        tree.per_cluster_transport = per_cluster_transport;
+        tree.measure = self.measure;
+        tree.per_cluster_transport = self.per_cluster_transport;
+        tree.ignored_transport_warning = self.ignored_transport_warning;
         Core { tree, root: ChildPolicy::new(), update: None, published: None }
     }
 }

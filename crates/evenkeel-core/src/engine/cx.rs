@@ -103,6 +103,14 @@ impl Cx<'_> {
         self.tree.per_cluster_transport
     }
 
+    /// Warns that the transport parameters of a cluster are ignored, if the driver requested such warnings.
+    pub(crate) fn warn_of_ignored_transport(&mut self, cluster: &str) {
+        let text = self.tree.ignored_transport_warning.filter(|_| !self.tree.per_cluster_transport);
+        if let Some(text) = text {
+            self.warn(format!("cluster {cluster:?}: {text}"));
+        }
+    }
+
     /// Returns true if the subchannel has the transport parameters of this scope.
     pub(crate) fn has_same_transport(&self, subchannel: &Subchannel) -> bool {
         subchannel.transport() == self.tree.transport_in(&self.scope, subchannel.address())

@@ -79,6 +79,8 @@ pub(crate) struct PolicyTree {
     pub(crate) measure: bool,
     /// True if clusters with different transport parameters do not share subchannels.
     pub(crate) per_cluster_transport: bool,
+    /// Warning for clusters whose transport parameters are ignored.
+    pub(crate) ignored_transport_warning: Option<&'static str>,
     pub(crate) subchannels: SubchannelTable,
     /// Discovered clusters and endpoint sets.
     pub(crate) clusters: Option<Arc<ClusterMap>>,
@@ -140,6 +142,7 @@ impl PolicyTree {
             load_store,
             measure: false,
             per_cluster_transport: false,
+            ignored_transport_warning: None,
             subchannels: SubchannelTable::default(),
             clusters: None,
             effects: Vec::new(),

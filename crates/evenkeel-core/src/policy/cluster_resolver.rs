@@ -100,6 +100,11 @@ impl Policy for ClusterResolver {
 
     fn reconcile(&mut self, config: &ClusterResolverConfig, _: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         self.resolve(&config.mechanisms, cx);
+        for leaf in config.mechanisms.iter().filter_map(DiscoveryMechanism::leaf) {
+            if leaf.transport.is_some() {
+                cx.warn_of_ignored_transport(&leaf.name);
+            }
+        }
         match &self.plan {
             Some(plan) => {
                 let scope = cx.scope().clone();

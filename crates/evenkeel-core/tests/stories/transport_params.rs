@@ -23,6 +23,7 @@ struct Run {
     live: BTreeMap<SubchannelId, String>,
     dialled: Vec<String>,
     closed: Vec<String>,
+    warned: Vec<String>,
 }
 
 impl Run {
@@ -38,8 +39,8 @@ impl Run {
         };
         let children: serde_json::Map<String, Value> = clusters.iter().map(child).collect();
         let config = json!([{"xds_cluster_manager_experimental": {"children": children}}]);
-        let (live, dialled, closed) = (BTreeMap::new(), Vec::new(), Vec::new());
-        let mut run = Run { core, config, picker: None, live, dialled, closed };
+        let (live, dialled, closed, warned) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut run = Run { core, config, picker: None, live, dialled, closed, warned };
         run.take(discovered);
         run
     }
@@ -66,6 +67,7 @@ impl Run {
                     self.dialled.push(connection);
                 }
                 LbEffect::Close { id } => self.closed.extend(self.live.remove(&id)),
+                LbEffect::Warn(text) => self.warned.push(text),
                 _ => {}
             }
         }
@@ -77,6 +79,22 @@ impl Run {
             self.core.handle(LbEvent::Connected(*id), Instant::ORIGIN);
         }
         self.pass();
+    }
+
+    /// Returns the warnings since the last call.
+    fn warned(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warned)
+    }
+
+    /// Returns the warnings in the description of the tree.
+    fn shown_warnings(&self) -> Vec<String> {
+        let mut open = vec![self.core.describe().expect("a tree")];
+        let mut warnings = Vec::new();
+        while let Some(policy) = open.pop() {
+            open.extend(policy.children.into_iter().map(|(_, child)| child));
+            warnings.extend(policy.warnings);
+        }
+        warnings
     }
 
     fn dialled(&mut self) -> Vec<String> {
@@ -108,6 +126,35 @@ impl Run {
 
 fn by(name: &str, transport: &'static str) -> LeafCluster {
     LeafCluster { transport: Some(TransportParams::new(transport)), ..eds(name) }
+}
+
+/// A driver without per-cluster transports may request a warning: once for each cluster with parameters, and in the
+/// description of the tree as long as they are ignored.
+#[test]
+fn ignored_parameters_are_warned_about_once() {
+    let core = |warn: bool| {
+        let core = Core::builder(Rng::fixed(1));
+        if warn { core.ignored_transport_warning("not encrypted") } else { core }
+    };
+    let of =
+        |leaf: LeafCluster| Discovered::default().with_leaf(leaf, set("a")).with_leaf(eds("free"), set("b"));
+    let clusters = ["pay", "free"];
+    let mut run = Run::of(core(true).build(), &clusters, &of(by("pay", "tls")));
+    let warning = r#"cluster "pay": not encrypted"#;
+    assert_eq!(run.warned(), [warning]);
+    assert_eq!(run.shown_warnings(), [warning]);
+    run.take(&of(LeafCluster { max_concurrent_requests: Some(5), ..by("pay", "tls") }));
+    assert_eq!(run.warned(), [""; 0], "once while it lasts");
+    assert_eq!(run.shown_warnings(), [warning]);
+    run.take(&of(eds("pay")));
+    assert_eq!(run.shown_warnings(), [""; 0]);
+    run.take(&of(by("pay", "tls")));
+    assert_eq!(run.warned(), [warning]);
+
+    for core in [core(false), core(true).per_cluster_transport(true)] {
+        let mut run = Run::of(core.build(), &clusters, &of(by("pay", "tls")));
+        assert_eq!(run.warned(), [""; 0]);
+    }
 }
 
 /// With any policy, changed transport parameters open new connections. Calls queue for those and never use

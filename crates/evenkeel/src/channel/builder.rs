@@ -66,7 +66,8 @@ pub struct ChannelBuilder {
     service_config: Option<String>,
     xds: XdsSource,
     registry: Option<Registry>,
-    credentials: Credentials,
+    /// `None` for the default, which depends on the target and the bootstrap.
+    credentials: Option<Credentials>,
     connector: Arc<dyn Connector>,
     authority: Option<String>,
     user_agent: Option<String>,
@@ -95,7 +96,7 @@ impl ChannelBuilder {
             service_config: None,
             xds: XdsSource::Environment,
             registry: None,
-            credentials: Credentials::insecure(),
+            credentials: None,
             connector: Arc::new(SocketConnector),
             authority: None,
             user_agent: None,
@@ -145,10 +146,13 @@ impl ChannelBuilder {
         self
     }
 
-    /// Credentials for connections to endpoints; plaintext unless set. Security settings of clusters apply only with
-    /// [`Credentials::xds`].
+    /// Credentials for connections to endpoints. The default is plaintext, or [`Credentials::xds`] with a plaintext
+    /// fallback if the target is an `xds:` one and its bootstrap has `certificate_providers`.
+    ///
+    /// TLS settings of clusters apply only with [`Credentials::xds`]. With plaintext credentials, the channel logs a
+    /// warning for each cluster that has some.
     pub fn credentials(mut self, credentials: Credentials) -> ChannelBuilder {
-        self.credentials = credentials;
+        self.credentials = Some(credentials);
         self
     }
 
@@ -287,18 +291,25 @@ impl ChannelBuilder {
                 .map_err(|error| BuildError::new(format!("authority {given:?}: {error}")))?,
             None => target.authority().map_err(BuildError::from_error)?,
         };
-        let providers = match &source {
-            ResolverConfig::Xds { client, .. } if self.credentials.is_per_cluster() => {
-                Some(Arc::new(CertificateProviders::from_bootstrap(client.bootstrap())))
-            }
+        let bootstrap = match &source {
+            ResolverConfig::Xds { client, .. } => Some(client.bootstrap()),
             _ => None,
         };
+        let credentials = self.credentials.take().unwrap_or_else(|| match bootstrap {
+            Some(bootstrap) if !bootstrap.certificate_providers.is_empty() => {
+                Credentials::xds(Credentials::insecure())
+            }
+            _ => Credentials::insecure(),
+        });
+        let providers = bootstrap
+            .filter(|_| credentials.is_per_cluster())
+            .map(|bootstrap| Arc::new(CertificateProviders::from_bootstrap(bootstrap)));
         let default_headers = DefaultHeaders::new(authority.clone(), self.user_agent_header()?);
         let metrics = self.metrics.for_target(self.target.as_str().into());
         let settings = DriverConfig {
-            source,
-            credentials: self.credentials,
+            credentials,
             providers,
+            source,
             connector: self.connector,
             default_headers: default_headers.clone(),
             metrics: metrics.clone(),

@@ -20,7 +20,7 @@ use crate::channel::pass_pacer::{PassPacer, PassUrgency};
 use crate::channel::snapshot::{ChannelState, ConnectionMap, SnapshotPublisher};
 use crate::resolver::dns::DnsResolver;
 use crate::resolver::{Resolver, ResolverConfig, ResolverUpdate};
-use crate::telemetry::metrics::{ChannelMetrics, ConnectionMeter};
+use crate::telemetry::metrics::{ChannelMetrics, ConnectionMeter, SecurityLevel};
 use crate::transport::connect_queue::ConnectQueue;
 use crate::transport::connection::Connection;
 use crate::{clock, entropy};
@@ -60,6 +60,10 @@ pub(super) struct ActiveChannel {
     pub(super) calls: Arc<InFlightCalls>,
 }
 
+/// Warning for a cluster with TLS settings that the channel's credentials do not apply.
+const PLAINTEXT_WARNING: &str = "connections are not encrypted: the channel ignores the cluster's TLS settings; add \
+     certificate_providers to the bootstrap, or build the channel with Credentials::xds";
+
 /// Routing of calls to clusters.
 enum RouteState {
     /// No config has arrived.
@@ -84,6 +88,9 @@ impl ActiveChannel {
             .counters(settings.counters.clone());
         if let ResolverConfig::Xds { client, .. } = &settings.source {
             core = core.load_store(client.load_store().clone());
+        }
+        if settings.credentials.level() == SecurityLevel::None {
+            core = core.ignored_transport_warning(PLAINTEXT_WARNING);
         }
         let now = clock::now();
         let (reporter, reports) = mpsc::unbounded_channel();

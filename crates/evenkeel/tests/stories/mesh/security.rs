@@ -15,6 +15,7 @@ use evenkeel_proto::envoy::config::core::v3::transport_socket::ConfigType;
 use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::common_tls_context::ValidationContextType;
 use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::{
     CertificateProviderPluginInstance, CertificateValidationContext, CommonTlsContext, UpstreamTlsContext,
+    certificate_validation_context::SystemRootCerts,
 };
 use serde_json::{Value, json};
 use testkit::net::certs::{self, Ca, Cert};
@@ -25,7 +26,7 @@ use testkit::resources::{self, any};
 use tonic::{Code, Status};
 
 use self::front::{Front, FrontConnection};
-use super::{call, channel_by, request};
+use super::{call, channel_by, policies, request};
 
 /// Folder of the bootstrap's certificate providers: `own` has all files, `roots` only the CA, `me` only the
 /// client certificate.
@@ -225,14 +226,47 @@ async fn both_sides_are_authenticated() {
     assert!(!front.seen().contains(&FrontConnection::Plain));
 }
 
+/// A29: a channel without credentials of its own applies the TLS settings of clusters if the bootstrap has certificate
+/// providers. Without them, connections are plaintext, and the tree warns of it, as the log does.
+#[tokio::test]
+async fn the_bootstrap_decides_without_credentials() {
+    let parts = Parts::new().await;
+    let front = parts.front(&parts.servers.issue(&["orders"])).await;
+    let (control, _) = service(pay(&mutual()), &[front.address()], &parts.folder).await;
+    let channel = channel_by(&parts.folder.bootstrap(&control)).build().unwrap();
+    assert_eq!(scheme(&channel).await.unwrap(), "https");
+    assert!(warnings(&channel).await.is_empty());
+
+    // The system's roots need no provider.
+    let roots = CertificateValidationContext {
+        system_root_certs: Some(SystemRootCerts {}),
+        ..CertificateValidationContext::default()
+    };
+    control.set(pay(&with_validation(roots, None)));
+    let channel = channel_by(&control.bootstrap("node-7")).build().unwrap();
+    assert_eq!(scheme(&channel).await.unwrap(), "http");
+    let warnings = warnings(&channel).await;
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].starts_with(r#"cluster "pay": connections are not encrypted: "#), "{warnings:?}");
+    assert!(warnings[0].contains("certificate_providers"), "{warnings:?}");
+}
+
+/// Returns the warnings of all policies of a channel.
+async fn warnings(channel: &Channel) -> Vec<String> {
+    let tree = channel.tree().await.expect("a tree");
+    policies(&tree).into_iter().flat_map(|policy| policy.warnings.clone()).collect()
+}
+
 /// A29: with other credentials the cluster's security is ignored, and its changes do not close connections.
 #[tokio::test]
 async fn other_credentials_go_their_own_way() {
     let parts = Parts::new().await;
     let front = parts.front(&parts.servers.issue(&["orders"])).await;
     let (control, _) = service(pay(&mutual()), &[front.address()], &parts.folder).await;
-    let channel = channel_by(&parts.folder.bootstrap(&control)).build().unwrap();
+    let channel = channel_by(&parts.folder.bootstrap(&control)).credentials(Credentials::insecure());
+    let channel = channel.build().unwrap();
     assert_eq!(scheme(&channel).await.unwrap(), "http");
+    assert_eq!(warnings(&channel).await.len(), 1);
     for context in [tls("roots", None), mutual()] {
         control.set(pay(&context));
         control.wait_acked::<Cluster>().await;
