@@ -83,12 +83,21 @@ pub struct WatchedNames {
 /// Config of a channel, or the reason why there is none.
 #[derive(Clone, Debug)]
 pub enum DependencyOutcome {
-    /// A resource has not been received yet. Calls are queued.
-    Waiting,
+    /// This resource or DNS name, and maybe others, has not been received yet. Calls are queued.
+    Waiting(MissingDependency),
     /// Complete config. If nothing changed, it is the same allocation as before.
     Config(Arc<XdsConfig>),
     /// A required resource is missing or invalid. Calls fail with this status.
     Failed(Status),
+}
+
+/// Dependency of a channel that has not been received yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MissingDependency {
+    /// Resource of the control plane.
+    Resource(ResourceType, String),
+    /// DNS name of a cluster, with its port.
+    DnsName(Arc<str>),
 }
 
 /// Dependency manager of one channel (A74).
@@ -188,9 +197,10 @@ impl DependencyManager {
                 walk.clusters(held);
                 match roots {
                     Some(roots) => DependencyOutcome::Config(self.build_config(roots, &walk)),
-                    None => {
-                        self.current.clone().map_or(DependencyOutcome::Waiting, DependencyOutcome::Config)
-                    }
+                    None => match &self.current {
+                        Some(config) => DependencyOutcome::Config(config.clone()),
+                        None => DependencyOutcome::Waiting(walk.missing(&self.listener)),
+                    },
                 }
             }
         };
@@ -454,6 +464,22 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
         };
         let note = ambient.map(|status| status.message().into());
         Ok(Some(RoutingResources { listener, route_config, virtual_host, note }))
+    }
+
+    /// Returns the first dependency that is unknown: of the listener, routes, clusters, endpoints and DNS names, in this
+    /// order.
+    fn missing(&self, listener: &str) -> MissingDependency {
+        let is_unknown =
+            |(kind, name): &&(ResourceType, String)| self.view.resource_state(*kind, name).value.is_none();
+        if let Some((kind, name)) = self.watches.resources.iter().find(is_unknown) {
+            return MissingDependency::Resource(*kind, name.clone());
+        }
+        let mut hosts = self.watches.hosts.iter();
+        match hosts.find(|host| !self.dns_results.contains_key(&**host)) {
+            Some(host) => MissingDependency::DnsName(host.clone()),
+            // A resource of another type than its name belongs to no known state, and its listener refers to it.
+            None => MissingDependency::Resource(ResourceType::Listener, listener.to_owned()),
+        }
     }
 
     /// Visits these clusters and their subtrees. Returns true if all of them are known.

@@ -29,7 +29,8 @@ use evenkeel_core::{Address, Endpoints, LbConfig, LbUpdate, Status};
 
 use crate::ads::ChangedResources;
 use crate::dependency_manager::{
-    DependencyManager, DependencyOutcome, DependencyUpdate, ResourceView, WatchedNames, XdsConfig,
+    DependencyManager, DependencyOutcome, DependencyUpdate, MissingDependency, ResourceView, WatchedNames,
+    XdsConfig,
 };
 use crate::routing::{ActiveClusters, ConfigSelector, lb_config};
 use crate::text::quoted_long;
@@ -44,6 +45,8 @@ pub struct XdsResolver {
     /// Node id, for error messages.
     node: Arc<str>,
     channel_id: u64,
+    /// Dependency that the first config waits for.
+    missing: Option<MissingDependency>,
     /// Config in use; `None` while the listener or the routes are missing or invalid.
     config: Option<Arc<XdsConfig>>,
     /// Selector in use, or the status that calls fail with.
@@ -94,6 +97,7 @@ impl XdsResolver {
             target: None,
             node: format!("xDS node id {}", quoted_long(node)).into(),
             channel_id,
+            missing: None,
             config: None,
             route: None,
             lb_config: None,
@@ -144,8 +148,12 @@ impl XdsResolver {
             }
         };
         let DependencyUpdate { watches, outcome } = self.dependency_manager.update(changed, &self.held, view);
+        self.missing = None;
         let update = match outcome {
-            DependencyOutcome::Waiting => None,
+            DependencyOutcome::Waiting(missing) => {
+                self.missing = Some(missing);
+                None
+            }
             DependencyOutcome::Config(config) => {
                 let is_same = self.config.as_ref().is_some_and(|last| Arc::ptr_eq(last, &config));
                 let route = self.config_selector(&config);
@@ -166,6 +174,11 @@ impl XdsResolver {
             }
         };
         XdsResolverOutput { watches, update }
+    }
+
+    /// Returns the dependency that calls wait for; `None` if they are routed or fail.
+    pub fn missing(&self) -> Option<&MissingDependency> {
+        self.missing.as_ref()
     }
 
     /// Returns the config in use; `None` while the listener or the routes are missing or invalid.

@@ -379,6 +379,19 @@ impl AdsClient {
         }
     }
 
+    /// Returns the server of a watched resource that has not been received, and the state of the stream to it, as in
+    /// `listener "orders" from xDS server "localhost:18000": the stream is open, no response yet`.
+    pub fn pending_text(&self, kind: ResourceType, name: &str) -> String {
+        let resource = format!("{kind} {}", quoted_long(name));
+        let server = self.key(kind, name).ok().and_then(|key| {
+            let active = self.authorities.get(key.authority)?.in_use().last()?;
+            self.servers.get(*active)
+        });
+        // Without a server the resource has an error, so it is not pending.
+        let Some(server) = server else { return resource };
+        format!("{resource} from xDS server {:?}: {}", server.config.uri, server.stream_text())
+    }
+
     /// Handles a stream event. Events of streams that are no longer in use are ignored.
     pub fn handle(&mut self, input: AdsEvent<'_>, now: Instant) {
         let (AdsEvent::Opened { stream }

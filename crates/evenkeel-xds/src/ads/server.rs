@@ -174,10 +174,24 @@ impl AdsServer {
         self.last_warnings.remove(&WarningKind::Failure);
     }
 
-    /// Records that a whole response was accepted. The next rejection is logged again, even with the same text.
-    pub(super) fn handle_accepted(&mut self, kind: ResourceType, version: String) {
+    /// Records that a whole response was accepted. Returns true if the last one of this type was not. The next rejection
+    /// is logged again, even with the same text.
+    pub(super) fn handle_accepted(&mut self, kind: ResourceType, version: String) -> bool {
         self.versions.insert(kind, version);
-        self.last_warnings.remove(&WarningKind::Rejected(kind));
+        self.last_warnings.remove(&WarningKind::Rejected(kind)).is_some()
+    }
+
+    /// Returns the state of the stream, for the message of a call that waits for a resource.
+    pub(super) fn stream_text(&self) -> &'static str {
+        match &self.stream_state {
+            AdsStreamState::Idle => "no stream is open",
+            AdsStreamState::Opening { .. } => "the stream is being opened",
+            AdsStreamState::Open(stream) if stream.responded => {
+                "the stream is open, the server has not sent the resource"
+            }
+            AdsStreamState::Open(_) => "the stream is open, no response yet",
+            AdsStreamState::BackingOff { .. } => "no stream is open, the next attempt waits for its backoff",
+        }
     }
 
     /// Resets the state when no authority uses the server.

@@ -9,7 +9,7 @@ use evenkeel_proto::prost::Name;
 use evenkeel_xds::ads::{ChangedResources, ResourceState};
 use evenkeel_xds::bootstrap::ServerConfig;
 use evenkeel_xds::dependency_manager::{
-    DependencyManager, DependencyOutcome, DependencyUpdate, WatchedNames, XdsConfig,
+    DependencyManager, DependencyOutcome, DependencyUpdate, MissingDependency, WatchedNames, XdsConfig,
 };
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use testkit::resources::{
@@ -85,7 +85,15 @@ impl Story {
     }
 
     fn is_waiting(&mut self) -> bool {
-        matches!(self.resolve().outcome, DependencyOutcome::Waiting)
+        matches!(self.resolve().outcome, DependencyOutcome::Waiting(_))
+    }
+
+    /// Returns the dependency that the config waits for.
+    fn missing(&mut self) -> MissingDependency {
+        match self.resolve().outcome {
+            DependencyOutcome::Waiting(missing) => missing,
+            other => panic!("nothing is missing: {other:?}"),
+        }
     }
 
     fn watches(&mut self) -> WatchedNames {
@@ -132,18 +140,22 @@ fn addresses(set: &EndpointSet) -> Vec<String> {
 #[test]
 fn a_config_is_complete_or_absent() {
     let mut story = Story::new();
+    let resource = |kind, name: &str| MissingDependency::Resource(kind, name.to_owned());
     assert_eq!(story.wanted(), ["listener orders"]);
+    assert_eq!(story.missing(), resource(Lds, "orders"));
     story.know(Lds, &listener_with_rds("orders", "routes"));
     assert_eq!(story.wanted(), ["listener orders", "route configuration routes"]);
+    assert_eq!(story.missing(), resource(Rds, "routes"));
     let mut routes = route_config("routes", "a");
     routes.virtual_hosts[0].routes.insert(0, route("/b", "b"));
     story.know(Rds, &routes);
     assert_eq!(story.wanted(), ["listener orders", "route configuration routes", "cluster a", "cluster b"]);
     story.know(Cds, &cluster("a"));
     assert!(story.wanted().contains(&"endpoints a".to_owned()));
+    assert_eq!(story.missing(), resource(Cds, "b"), "clusters come before endpoints");
     story.know(Eds, &load_assignment("a", &["10.0.0.1:80"]));
     story.know(Cds, &cluster("b"));
-    assert!(story.is_waiting());
+    assert_eq!(story.missing(), resource(Eds, "b"));
     story.know(Eds, &load_assignment("b", &["10.0.0.2:80"]));
     let config = story.config();
     assert_eq!(config.virtual_host.name, "host *");
@@ -353,7 +365,7 @@ fn dns_names_are_resolved_by_the_driver() {
     let hosts = story.watches().hosts;
     assert_eq!(hosts, BTreeSet::from(["one.example:443".into(), "two.example:80".into()]));
     story.graph.handle_resolved("one.example:443", Ok(vec!["10.0.0.1:443".into(), "10.0.0.2:443".into()]));
-    assert!(story.is_waiting());
+    assert_eq!(story.missing(), MissingDependency::DnsName("two.example:80".into()));
     story.graph.handle_resolved("two.example:80", Err(Status::unavailable("no such host")));
     let config = story.config();
     let of = |config: &XdsConfig, hostname: &str| {

@@ -24,8 +24,8 @@
 //! | route | `channel/snapshot.rs`, `ConfigSelector` in `evenkeel-xds/src/routing` |
 //! | pick | `evenkeel-core/src/pick`, the policy's picker |
 //! | send | `transport/connection.rs` (stream quota), `transport/http2/mod.rs`, `call/request.rs` (body) |
-//! | send, HTTP/2 | `evenkeel-http2/src`: `stream.rs`, `state.rs`, `hpack/encoder.rs`, `write_buffer.rs`, `driver.rs` |
-//! | receive | `evenkeel-http2/src`: `driver.rs`, `reader.rs`, `state.rs`, `stream.rs`; `call/attempt.rs`, `call/status.rs` |
+//! | send, HTTP/2 | `evenkeel-http2/src`: `stream.rs`, `state/send.rs`, `hpack/encoder.rs`, `write_buffer.rs`, `driver.rs` |
+//! | receive | `evenkeel-http2/src`: `driver.rs`, `reader.rs`, `state/recv.rs`, `stream.rs`; `call/attempt.rs`, `call/status.rs` |
 //! | retry | `call/attempt.rs` (`FailedAttempt`), `call/retry.rs` |
 //! | finish | `call/response.rs` (body and trailers), `call/observer.rs` |
 
@@ -56,6 +56,7 @@ use crate::call::retry::{self, RetryPolicy};
 use crate::call::{status, timeout};
 use crate::channel::snapshot::{ChannelSnapshot, ChannelState};
 use crate::channel::{CapturePeer, ChannelCommand, ChannelInner, WaitForReady, closed_status};
+use crate::clock;
 use crate::telemetry::metrics::AttemptMeter;
 use crate::transport::connection::StreamPermit;
 use crate::transport::http2::{Error, HttpRecvStream, HttpSendStream, RequestHeaders};
@@ -192,8 +193,6 @@ struct SnapshotWait {
     serial: u64,
     /// True if the pick is next, false if the route is.
     is_routed: bool,
-    /// Reason, for the status of a call whose deadline expires.
-    reason: &'static str,
 }
 
 impl ClientCall {
@@ -296,10 +295,10 @@ impl ClientCall {
             return self.await_config(snapshot, true);
         };
         let serial = snapshot.serial;
-        let wait = |reason| CallState::AwaitSnapshot(SnapshotWait { serial, is_routed: true, reason });
+        let wait = || CallState::AwaitSnapshot(SnapshotWait { serial, is_routed: true });
         // The same picker could select the same closed connection again, and the call would spin.
         if self.stale_serial == Some(serial) {
-            return wait("the connection of the pick closed");
+            return wait();
         }
         let headers = MetadataView(&self.headers);
         let call = self.describe(&headers);
@@ -312,7 +311,7 @@ impl ClientCall {
                 let Some(connection) = snapshot.connections.get(id) else {
                     // Explicit, because dropped trackers would report a cancelled call.
                     trackers.finish(&CallOutcome::Unsent);
-                    return wait("the connection of the pick closed");
+                    return wait();
                 };
                 let mut permit = connection.permit();
                 let is_acquired = permit.try_acquire();
@@ -324,7 +323,7 @@ impl ClientCall {
                     // Fails if the driver has ended. The call then finds the closed state.
                     let _ = self.channel.commands.send(ChannelCommand::Connect(id));
                 }
-                wait("no endpoint is connected")
+                wait()
             }
             PickResult::Fail(status) | PickResult::Drop(status) => {
                 let backend_service = call.backend_service();
@@ -491,7 +490,10 @@ impl ClientCall {
                 match self.deadline.race(changes.changed()).await {
                     Some(Ok(())) => {}
                     Some(Err(_)) => return self.fail(closed_status(&self.channel.target)),
-                    None => return self.fail(deadline_exceeded(wait.reason)),
+                    None => {
+                        let reason = self.channel.published.wait_reason(clock::now());
+                        return self.fail(deadline_exceeded(&reason));
+                    }
                 }
             }
             self.state = if wait.is_routed { CallState::Pick } else { CallState::Route };
@@ -547,19 +549,15 @@ impl ClientCall {
 
     /// Waits for a config, or fails the call if none is to be expected.
     fn await_config(&mut self, snapshot: &ChannelSnapshot, is_routed: bool) -> CallState {
-        let reason = match &snapshot.state {
-            ChannelState::Idle => {
-                let _ = self.channel.commands.send(ChannelCommand::Wake);
-                "the channel has no config yet"
-            }
+        match &snapshot.state {
+            ChannelState::Idle => drop(self.channel.commands.send(ChannelCommand::Wake)),
             ChannelState::Failed(status) if !self.wait_for_ready => {
                 return self.fail(status::to_tonic(status));
             }
-            ChannelState::Failed(_) => "the channel has no config",
             ChannelState::Closed => return self.fail(closed_status(&self.channel.target)),
-            ChannelState::Resolving | ChannelState::Active { .. } => "the channel has no config yet",
-        };
-        CallState::AwaitSnapshot(SnapshotWait { serial: snapshot.serial, is_routed, reason })
+            ChannelState::Failed(_) | ChannelState::Resolving(_) | ChannelState::Active { .. } => {}
+        }
+        CallState::AwaitSnapshot(SnapshotWait { serial: snapshot.serial, is_routed })
     }
 
     /// Returns the properties of the call that routes and pickers use.

@@ -118,6 +118,9 @@ impl ChannelDriver {
                 }
             }
             self.pass_if_due();
+            if let Some(progress) = self.active.as_ref().and_then(ActiveChannel::connect_progress) {
+                self.published.update_connecting(progress);
+            }
         }
     }
 

@@ -4,13 +4,17 @@
 //! [loads](SnapshotPublisher::load) the latest one. Loading never waits for the driver. A snapshot is replaced, never
 //! modified. Consecutive snapshots share the unchanged parts of their connection table.
 
-use std::sync::Arc;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, Guard};
-use evenkeel_core::{ConnectivityState, RootPicker, Status, SubchannelMap};
+use evenkeel_core::{Address, ConnectivityState, Instant, RootPicker, Status, SubchannelMap};
 use evenkeel_xds::routing::ConfigSelector;
 use tokio::sync::{Notify, watch};
 
+use crate::resolver::progress::ResolutionProgress;
+use crate::sync::lock;
+use crate::text::elapsed;
 use crate::transport::connection::Connection;
 
 /// Immutable view of a channel, as one attempt uses it.
@@ -28,7 +32,7 @@ pub(crate) enum ChannelState {
     /// The channel is IDLE; a call wakes it.
     Idle,
     /// No config and endpoints have arrived; calls wait.
-    Resolving,
+    Resolving(ResolutionProgress),
     /// There is no usable config. Calls fail with this status, unless they are `wait_for_ready`.
     Failed(Status),
     /// Calls are routed, if there are routes, and picked for.
@@ -50,6 +54,37 @@ pub(crate) struct SnapshotPublisher {
     /// Wakes the driver when a call starts to wait: a deferred pass then runs sooner.
     waiting: Notify,
     connectivity: watch::Sender<ConnectivityState>,
+    /// Connection attempts while the channel is not READY.
+    connecting: Mutex<ConnectProgress>,
+}
+
+/// Connection attempts of a channel that is not READY, for the status of calls that wait for one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ConnectProgress {
+    /// Number of attempts that have not finished.
+    pub(crate) attempts: usize,
+    /// Address and start of an attempt in progress.
+    pub(crate) oldest: Option<(Address, Instant)>,
+    /// Error of the last attempt that failed.
+    pub(crate) error: Option<Status>,
+}
+
+impl ConnectProgress {
+    /// Returns what a call waits for at `now`.
+    fn describe(&self, now: Instant) -> String {
+        let mut text = "no endpoint is connected".to_owned();
+        if self.attempts > 0 {
+            let plural = if self.attempts == 1 { "" } else { "s" };
+            let _ = write!(text, ": {} connection attempt{plural} in progress", self.attempts);
+        }
+        if let Some((address, since)) = &self.oldest {
+            let _ = write!(text, ", to {address} for {}", elapsed(*since, now));
+        }
+        if let Some(error) = &self.error {
+            let _ = write!(text, "; last error: {}", error.message());
+        }
+        text
+    }
 }
 
 impl SnapshotPublisher {
@@ -61,6 +96,7 @@ impl SnapshotPublisher {
             changed: watch::Sender::new(()),
             waiting: Notify::new(),
             connectivity: watch::Sender::new(ConnectivityState::Idle),
+            connecting: Mutex::default(),
         }
     }
 
@@ -99,6 +135,26 @@ impl SnapshotPublisher {
     /// The channel's connectivity state. Receivers see the latest value.
     pub(crate) fn connectivity(&self) -> &watch::Sender<ConnectivityState> {
         &self.connectivity
+    }
+
+    /// Replaces the connection attempts that calls wait for.
+    pub(crate) fn update_connecting(&self, connecting: ConnectProgress) {
+        *lock(&self.connecting) = connecting;
+    }
+
+    /// Returns what a call with the latest snapshot waits for.
+    pub(crate) fn wait_reason(&self, now: Instant) -> String {
+        match &self.load().state {
+            ChannelState::Idle => "the channel is leaving IDLE".to_owned(),
+            ChannelState::Resolving(progress) => progress.describe(now),
+            ChannelState::Failed(status) => status.message().to_owned(),
+            // The attempts are those before the channel was READY.
+            ChannelState::Active { .. } if *self.connectivity.borrow() == ConnectivityState::Ready => {
+                "the connection of the pick closed".to_owned()
+            }
+            ChannelState::Active { .. } => lock(&self.connecting).describe(now),
+            ChannelState::Closed => "the channel is closed".to_owned(),
+        }
     }
 
     pub(crate) fn update_connectivity(&self, connectivity: ConnectivityState) {

@@ -16,6 +16,7 @@ use tokio::time::sleep_until;
 
 use crate::clock;
 use crate::resolver::ResolverUpdate;
+use crate::resolver::progress::ResolutionProgress;
 use crate::text::quoted;
 
 /// Minimum time between a successful lookup and the next one, independent of the number of requests.
@@ -28,6 +29,8 @@ pub(crate) struct DnsResolver {
     config: LbConfig,
     refresh: DnsRefresh,
     rng: Rng,
+    /// Time at which resolution started.
+    started: Instant,
     running: Option<DnsLookup>,
 }
 
@@ -41,6 +44,7 @@ impl DnsResolver {
             config,
             refresh: DnsRefresh::new(),
             rng: Rng::from_entropy(seed),
+            started: clock::now(),
             running: None,
         }
     }
@@ -70,6 +74,11 @@ impl DnsResolver {
             }
         }
     }
+
+    pub(super) fn progress(&self) -> ResolutionProgress {
+        ResolutionProgress::Dns(self.host.clone(), self.started)
+    }
+
     pub(super) fn reresolve(&mut self) {
         self.refresh.request(clock::now());
     }

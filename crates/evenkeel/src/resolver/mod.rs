@@ -3,6 +3,7 @@
 //! A resolver produces endpoints, a load balancing config and, with xDS, routes. The channel's driver applies them.
 
 pub(crate) mod dns;
+pub(crate) mod progress;
 pub(crate) mod service_config;
 pub(crate) mod target;
 pub(crate) mod xds;
@@ -14,6 +15,7 @@ use evenkeel_core::{Core, Endpoints, LbConfig, LbUpdate, Status};
 use evenkeel_xds::resolver::XdsResolverUpdate;
 
 use self::dns::DnsResolver;
+use self::progress::ResolutionProgress;
 use self::xds::{XdsClient, XdsSubscription};
 
 /// Source of a channel's endpoints.
@@ -46,6 +48,15 @@ pub(crate) enum ResolverUpdate {
 }
 
 impl Resolver {
+    /// Returns the progress of the first resolution.
+    pub(crate) fn progress(&self) -> ResolutionProgress {
+        match self {
+            Resolver::Fixed => ResolutionProgress::Fixed,
+            Resolver::Dns(dns) => dns.progress(),
+            Resolver::Xds { subscription, .. } => ResolutionProgress::Xds(subscription.progress.clone()),
+        }
+    }
+
     /// Returns the next update. Cancel-safe: no update is lost if the future is dropped.
     pub(crate) async fn next(&mut self) -> ResolverUpdate {
         match self {

@@ -61,6 +61,8 @@ pub(crate) struct ConnectQueue {
     /// Earliest time of the next attempt, if calls are in flight.
     next_at: Instant,
     calls_in_flight: bool,
+    /// An attempt in progress, with its address and start. It is the oldest unless an older one has outlived its own.
+    oldest: Option<(SubchannelId, Address, Instant)>,
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +86,7 @@ impl ConnectQueue {
             paid_at: Instant::ORIGIN,
             next_at: Instant::ORIGIN,
             calls_in_flight: false,
+            oldest: None,
         }
     }
 
@@ -114,6 +117,7 @@ impl ConnectQueue {
             };
             // Cancelled attempts are skipped here: removing one from the middle of the queue would visit all others.
             if self.all.contains_key(&request.id) {
+                self.oldest.get_or_insert_with(|| (request.id, request.address.clone(), now));
                 return Some(request);
             }
         }
@@ -156,10 +160,19 @@ impl ConnectQueue {
 
     fn remove(&mut self, id: SubchannelId) -> Option<AbortHandle> {
         let QueuedConnect { task, counts } = self.all.remove(&id)?;
+        if self.oldest.as_ref().is_some_and(|(oldest, ..)| *oldest == id) {
+            self.oldest = None;
+        }
         self.in_progress -= usize::from(counts);
         // An attempt that no longer counts frees no slot and raises no limit.
         self.limit = (self.limit + usize::from(counts)).min(MAX_LIMIT);
         task
+    }
+
+    /// Returns the number of attempts that have not finished, and the address and the start of one of them.
+    pub(crate) fn in_progress(&self) -> (usize, Option<(Address, Instant)>) {
+        let oldest = self.oldest.as_ref().map(|(_, address, since)| (address.clone(), *since));
+        (self.all.len(), oldest)
     }
 
     /// Returns the earliest time at which an attempt can start without another event, `None` if none waits.

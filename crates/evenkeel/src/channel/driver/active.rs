@@ -17,7 +17,7 @@ use crate::channel::driver::DriverConfig;
 use crate::channel::driver::connection_events::ConnectionEvent;
 use crate::channel::driver::load_watches::LoadWatches;
 use crate::channel::pass_pacer::{PassPacer, PassUrgency};
-use crate::channel::snapshot::{ChannelState, ConnectionMap, SnapshotPublisher};
+use crate::channel::snapshot::{ChannelState, ConnectProgress, ConnectionMap, SnapshotPublisher};
 use crate::resolver::dns::DnsResolver;
 use crate::resolver::{Resolver, ResolverConfig, ResolverUpdate};
 use crate::telemetry::metrics::{ChannelMetrics, ConnectionMeter, SecurityLevel};
@@ -38,6 +38,8 @@ pub(super) struct ActiveChannel {
     pub(super) reporter: mpsc::UnboundedSender<ConnectionEvent>,
     /// Connection attempts that wait or are in progress.
     pub(super) connect_queue: ConnectQueue,
+    /// Error of the last connection attempt, if it failed.
+    pub(super) connect_error: Option<Status>,
     /// Closed subchannels of a large pass. No picker returns them.
     pub(super) closes: Vec<SubchannelId>,
     /// Connections that are in no snapshot, to be dropped in batches.
@@ -106,6 +108,7 @@ impl ActiveChannel {
             reports,
             reporter,
             connect_queue: ConnectQueue::new(Handle::current().metrics().num_workers()),
+            connect_error: None,
             closes: Vec::new(),
             released: Vec::new(),
             close_at: None,
@@ -195,15 +198,22 @@ impl ActiveChannel {
     /// Returns the state for the next snapshot.
     pub(super) fn channel_state(&self) -> ChannelState {
         let selector = match &self.route {
-            RouteState::Unknown => return ChannelState::Resolving,
+            RouteState::Unknown => return ChannelState::Resolving(self.resolver.progress()),
             RouteState::Failed(status) => return ChannelState::Failed(status.clone()),
             RouteState::Direct => None,
             RouteState::Selector(selector) => Some(selector.clone()),
         };
         match &self.picker {
             Some(picker) => ChannelState::Active { selector, picker: picker.clone() },
-            None => ChannelState::Resolving,
+            None => ChannelState::Resolving(self.resolver.progress()),
         }
+    }
+
+    /// Returns the connection attempts that calls may wait for; `None` if the channel is READY.
+    pub(super) fn connect_progress(&self) -> Option<ConnectProgress> {
+        let (attempts, oldest) = self.connect_queue.in_progress();
+        let progress = || ConnectProgress { attempts, oldest, error: self.connect_error.clone() };
+        (!self.is_ready).then(progress)
     }
 
     pub(super) fn connectivity(&self, core_state: ConnectivityState) -> ConnectivityState {

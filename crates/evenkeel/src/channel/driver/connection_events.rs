@@ -30,6 +30,7 @@ impl ActiveChannel {
         match report {
             ConnectionEvent::Connected(id, connection, spent) => {
                 self.connect_queue.handle_finished(id, spent);
+                self.connect_error = None;
                 // If the core has closed the subchannel, dropping the handle closes the connection.
                 if self.core.handle(LbEvent::Connected(id), now) {
                     let is_first = !self.is_ready;
@@ -53,6 +54,7 @@ impl ActiveChannel {
             ConnectionEvent::Failed(id, status, spent) => {
                 self.connect_queue.handle_finished(id, spent);
                 tracing::debug!(error = status.message(), "connection attempt failed");
+                self.connect_error = Some(status.clone());
                 let labels = self.labels(id);
                 // A cancelled attempt is counted neither as succeeded nor as failed (A94).
                 if self.core.handle(LbEvent::ConnectFailed(id, status), now) {

@@ -54,6 +54,8 @@ pub use self::error::XdsError;
 use self::error::XdsErrorKind;
 pub(crate) use self::subscription::XdsSubscription;
 use self::worker::WorkerCommand;
+use crate::clock;
+use crate::resolver::progress::XdsProgress;
 use crate::sync::lock;
 use crate::telemetry::metrics::XdsMeter;
 
@@ -187,6 +189,7 @@ impl XdsClient {
         let (sender, steps) = watch::channel(None);
         // Relaxed: the key only has to be unique.
         let key = shared.next_key.fetch_add(1, Ordering::Relaxed);
+        let progress = Arc::new(XdsProgress::new(self.node_id(), clock::now()));
         let join = WorkerCommand::Subscribe {
             key,
             target: target.to_owned(),
@@ -194,11 +197,12 @@ impl XdsClient {
             authority: authority.clone(),
             channel_id,
             meter,
+            progress: progress.clone(),
             steps: sender,
         };
         shared.commands.send(join).map_err(|_| XdsError { kind: XdsErrorKind::Gone })?;
         let dynamic = BTreeSet::new();
-        Ok(XdsSubscription { authority, key, steps, dynamic, client: self.clone() })
+        Ok(XdsSubscription { authority, key, progress, steps, dynamic, client: self.clone() })
     }
 
     /// Returns the store that counts the calls of all its channels, for load reports.

@@ -9,12 +9,14 @@ use tokio::sync::watch;
 
 use super::XdsClient;
 use super::worker::WorkerCommand;
+use crate::resolver::progress::XdsProgress;
 
 /// Subscription of one channel. Dropping it ends the subscription.
 pub(crate) struct XdsSubscription {
     /// Authority of the channel's calls.
     pub(crate) authority: String,
     pub(super) key: u64,
+    pub(crate) progress: Arc<XdsProgress>,
     pub(super) steps: watch::Receiver<Option<XdsResolverUpdate>>,
     /// Clusters of the last [`XdsSubscription::watch_clusters`].
     pub(super) dynamic: BTreeSet<Arc<str>>,

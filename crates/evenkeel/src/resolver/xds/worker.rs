@@ -15,6 +15,7 @@ use evenkeel_proto::envoy::service::status::v3::{ClientStatusRequest, ClientStat
 use evenkeel_proto::prost_types::Timestamp;
 use evenkeel_xds::ads::{self, AdsClient, AdsEvent, AdsRequest, ChangedResources, SubscriberId, XdsVariant};
 use evenkeel_xds::bootstrap::{Bootstrap, ServerConfig};
+use evenkeel_xds::dependency_manager::MissingDependency;
 use evenkeel_xds::lrs::{self, LrsClient};
 use evenkeel_xds::resolver::{XdsResolver, XdsResolverOutput, XdsResolverUpdate};
 use evenkeel_xds::resource::ResourceType;
@@ -27,8 +28,10 @@ use super::server_connection::XdsDialer;
 use super::stream_task::encode_frame;
 use super::streams::{StreamEvent, StreamKey, StreamSet};
 use crate::resolver::dns;
+use crate::resolver::progress::XdsProgress;
 use crate::sync::lock;
 use crate::telemetry::metrics::XdsMeter;
+use crate::text::quoted;
 use crate::{clock, entropy};
 
 const STATE_OF_THE_WORLD: &str =
@@ -48,6 +51,7 @@ pub(super) enum WorkerCommand {
         authority: String,
         channel_id: u64,
         meter: XdsMeter,
+        progress: Arc<XdsProgress>,
         steps: watch::Sender<Option<XdsResolverUpdate>>,
     },
     WatchClusters {
@@ -104,6 +108,9 @@ struct WatchedChannel {
     wanted: BTreeSet<(ResourceType, String)>,
     steps: watch::Sender<Option<XdsResolverUpdate>>,
     meter: XdsMeter,
+    progress: Arc<XdsProgress>,
+    /// True if `progress` shows a dependency.
+    is_waiting: bool,
     /// True while a [`WorkerEvent::Idle`] is in the queue.
     idle_event_sent: Arc<AtomicBool>,
 }
@@ -232,8 +239,10 @@ impl XdsWorker {
         }
         // After all effects: a stream that opens in this pass keeps the connection of one that closed.
         self.streams.drop_unused();
-        for channel in self.channels.values() {
+        let now = clock::now();
+        for channel in self.channels.values_mut() {
             channel.meter.publish(&self.client);
+            channel.publish_progress(&self.client, now);
         }
         let mut shown = lock(&self.worker_status.server_stats);
         if !self.client.server_stats().eq(shown.iter()) {
@@ -242,11 +251,41 @@ impl XdsWorker {
     }
 }
 
+impl WatchedChannel {
+    /// Publishes the dependency that calls wait for.
+    fn publish_progress(&mut self, client: &AdsClient, now: Instant) {
+        let missing = self.follower.missing();
+        // Routed channels, which are nearly all, need neither a lock nor a text.
+        if missing.is_none() && !self.is_waiting {
+            return;
+        }
+        self.is_waiting = missing.is_some();
+        let pending = missing.map(|missing| match missing {
+            MissingDependency::Resource(kind, name) => {
+                (format!("{kind} {name}"), client.pending_text(*kind, name))
+            }
+            MissingDependency::DnsName(host) => {
+                (host.to_string(), format!("the DNS lookup of {}", quoted(host)))
+            }
+        });
+        self.progress.publish(pending, now);
+    }
+}
+
 /// Commands and updates of channels.
 impl XdsWorker {
     fn handle_command(&mut self, command: WorkerCommand) {
         match command {
-            WorkerCommand::Subscribe { key, target, listener, authority, channel_id, meter, steps } => {
+            WorkerCommand::Subscribe {
+                key,
+                target,
+                listener,
+                authority,
+                channel_id,
+                meter,
+                progress,
+                steps,
+            } => {
                 let idle_event_sent = Arc::new(AtomicBool::new(false));
                 let (sent, events) = (idle_event_sent.clone(), self.events.clone());
                 // Called by the thread that drops the last reference, which may be this loop.
@@ -267,6 +306,8 @@ impl XdsWorker {
                     wanted: BTreeSet::new(),
                     steps,
                     meter,
+                    progress,
+                    is_waiting: false,
                     idle_event_sent,
                 };
                 self.owners.insert(channel.id, key);

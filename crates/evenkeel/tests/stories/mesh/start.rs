@@ -1,7 +1,13 @@
 //! Start of a channel: the first call, and an unreachable control plane.
 
-use super::{Mesh, call, channel, endpoints, patient, policies, request, send};
+use std::time::Duration;
+
+use super::{LONG, Mesh, call, channel, endpoints, patient, policies, request, send};
+use evenkeel::Channel;
+use testkit::net::proxy::Proxy;
 use testkit::net::{Backend, ControlPlane};
+use testkit::resources;
+use tokio::time::timeout;
 use tonic::Code;
 
 /// Resolves the target and makes the first call. Afterwards the tree shows the policies and endpoints.
@@ -65,4 +71,73 @@ async fn no_control_plane_at_the_start() {
     control.restart().await;
     assert_eq!(waiting.await.unwrap().unwrap(), backend.name());
     assert_eq!(call(&channel).await.unwrap(), backend.name());
+}
+
+/// Makes calls with a short deadline until one fails with a message that contains these texts, in order.
+async fn waits_for(channel: &Channel, parts: &[&str]) {
+    let mut text = String::new();
+    let is_found = |text: &str| {
+        let mut rest = text;
+        parts.iter().all(|part| match rest.split_once(part) {
+            Some((_, after)) => {
+                rest = after;
+                true
+            }
+            None => false,
+        })
+    };
+    let found = timeout(LONG, async {
+        while !is_found(&text) {
+            let mut request = request();
+            request.set_timeout(Duration::from_millis(50));
+            let status = send(channel, request).await.expect_err("nothing can serve the call");
+            assert_eq!(
+                status.code(),
+                Code::DeadlineExceeded,
+                "expected {parts:?}, found {text:?}, then {status}"
+            );
+            status.message().clone_into(&mut text);
+        }
+    });
+    assert!(found.await.is_ok(), "expected {parts:?}, found {text:?}");
+}
+
+/// A call whose deadline passes before the first config names the stage: the resource, its server, the stream's state,
+/// the time and the node. A stage that is over is named no more.
+#[tokio::test]
+async fn a_late_call_names_the_stage_that_it_waits_for() {
+    let control = ControlPlane::start().await;
+    control.kill();
+    let unreachable = Proxy::to(control.address()).await;
+    unreachable.accept_only(true);
+    let bootstrap = control.bootstrap("node-7");
+    let bootstrap = bootstrap.replace(&control.address().to_string(), &unreachable.address().to_string());
+    let silent = super::channel_by(&bootstrap).build().unwrap();
+    let server = format!("from xDS server \"{}\": ", unreachable.address());
+    let text =
+        [r#"for listener "orders" "#, &server, "the stream is being opened", r#"(xDS node id "node-7")"#];
+    waits_for(&silent, &text).await;
+
+    control.restart().await;
+    let channel = channel(&control).build().unwrap();
+    let server = format!("from xDS server \"{}\": ", control.address());
+    let has_responded = "the stream is open, the server has not sent the resource ";
+    let stage = async |resource: &str| {
+        let resource = format!(" for {resource} ");
+        let text = ["waiting for ", &resource, &server, has_responded, r#"(xDS node id "node-7")"#];
+        waits_for(&channel, &text).await;
+    };
+    stage(r#"listener "orders""#).await;
+    control.set(resources::listener_with_rds("orders", "routes"));
+    stage(r#"route configuration "routes""#).await;
+    control.set(resources::route_config("routes", "pay"));
+    stage(r#"cluster "pay""#).await;
+    control.set(resources::cluster("pay"));
+    stage(r#"endpoints "pay""#).await;
+    let backend = Backend::start().await;
+    let unresponsive = Proxy::to(backend.address()).await;
+    unresponsive.accept_only(true);
+    control.set_endpoints("pay", &[unresponsive.address()]);
+    let attempt = format!("1 connection attempt in progress, to {} for ", unresponsive.address());
+    waits_for(&channel, &["no endpoint is connected: ", &attempt]).await;
 }
