@@ -51,9 +51,11 @@ impl AdsClient {
             let uri = &self.servers[server].config.uri;
             let text = format!("xDS server {uri:?} sent an invalid {kind} response: {why}{node}");
             self.warn(server, WarningKind::Rejected(kind), text);
-        } else {
+        } else if self.servers[server].handle_accepted(kind, version) {
             // Only an accepted response changes the version that later requests carry (ADS-4).
-            self.servers[server].handle_accepted(kind, version);
+            let uri = &self.servers[server].config.uri;
+            let text = format!("xDS server {uri:?} sent a valid {kind} response after an invalid one");
+            self.effects.push_back(AdsEffect::Info(text));
         }
         if let Some(stream) = self.servers[server].stream_mut() {
             stream.queue_ack(kind, nonce, verdict);

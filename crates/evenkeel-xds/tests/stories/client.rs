@@ -467,7 +467,8 @@ fn the_same_bad_resource_over_and_over() {
     assert_eq!(world.log(), [warning]);
     world.sends("one", reply(Cluster, "good", &["a=1"]));
     world.sends("one", reply(Cluster, "again", &["a=bad"]));
-    assert_eq!(world.log(), [warning], "it was valid in between");
+    let valid_again = r#"info: xDS server "one" sent a valid cluster response after an invalid one"#;
+    assert_eq!(world.log(), [valid_again, warning], "it was valid in between");
 }
 
 /// The warning of an accepted resource is logged once, and again after the resource was invalid or its warning
@@ -480,7 +481,9 @@ fn warnings_of_resources_reach_the_operator() {
     }
     let log = world.log();
     assert_eq!(log[0], r#"warning: cluster "a": content: odd is ignored (xDS node id "me")"#);
-    assert_eq!(log.len(), 2, "{log:?}");
+    assert!(log[1].contains("sent an invalid cluster response"), "{log:?}");
+    assert!(log[2].contains("sent a valid cluster response after an invalid one"), "{log:?}");
+    assert_eq!(log.len(), 3, "{log:?}");
     world.sends("one", reply(Cluster, "3", &["a=odd odder"]));
     assert_eq!(
         world.log(),
