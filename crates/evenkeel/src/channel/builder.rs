@@ -305,8 +305,10 @@ impl ChannelBuilder {
             .filter(|_| credentials.is_per_cluster())
             .map(|bootstrap| Arc::new(CertificateProviders::from_bootstrap(bootstrap)));
         let default_headers = DefaultHeaders::new(authority.clone(), self.user_agent_header()?);
-        let metrics = self.metrics.for_target(self.target.as_str().into());
+        let target_uri: Arc<str> = self.target.into();
+        let metrics = self.metrics.for_target(target_uri.clone());
         let settings = DriverConfig {
+            target: target_uri.clone(),
             credentials,
             providers,
             source,
@@ -328,7 +330,7 @@ impl ChannelBuilder {
         runtime.spawn(ChannelDriver::new(settings, published.clone(), calls.clone(), received).run());
         let throttle = service_config.throttling().map(|settings| Arc::new(RetryThrottle::new(settings)));
         let inner = ChannelInner {
-            target: self.target.into(),
+            target: target_uri,
             published,
             calls,
             commands,

@@ -20,8 +20,10 @@
 //! | `connect_attempt.rs` | task of one connection, from the attempt to its end |
 //! | `load_watches.rs` | streams of out-of-band load reports |
 //! | `closing.rs` | deferred closes and drops |
+//! | `channel_log.rs` | log events of the channel |
 
 mod active;
+mod channel_log;
 mod closing;
 mod connect_attempt;
 mod connection_events;
@@ -39,6 +41,7 @@ use tokio::task::yield_now;
 use tokio::time::sleep_until;
 
 use self::active::ActiveChannel;
+use self::channel_log::ChannelLog;
 use self::closing::CLOSE_PAUSE;
 use self::connection_events::ConnectionEvent;
 use crate::call::InFlightCalls;
@@ -54,6 +57,8 @@ use crate::transport::connection::Http2Config;
 
 /// Settings that are constant for the lifetime of a channel, except for the keepalive time, which may grow (A8).
 pub(crate) struct DriverConfig {
+    /// Target of the channel, for log events.
+    pub(crate) target: Arc<str>,
     pub(crate) source: ResolverConfig,
     pub(crate) credentials: Credentials,
     /// Certificate providers for clusters with a security config; `None` if the credentials ignore such configs.
@@ -79,6 +84,7 @@ pub(crate) struct ChannelDriver {
     calls: Arc<InFlightCalls>,
     commands: mpsc::UnboundedReceiver<ChannelCommand>,
     active: Option<ActiveChannel>,
+    log: ChannelLog,
 }
 
 /// Event that the driver waits for.
@@ -98,7 +104,8 @@ impl ChannelDriver {
         calls: Arc<InFlightCalls>,
         commands: mpsc::UnboundedReceiver<ChannelCommand>,
     ) -> ChannelDriver {
-        ChannelDriver { settings, published, calls, commands, active: None }
+        let log = ChannelLog::new(settings.target.clone());
+        ChannelDriver { settings, published, calls, commands, active: None, log }
     }
 
     /// Runs until the channel is closed or its last handle is dropped.
@@ -218,7 +225,7 @@ impl ChannelDriver {
             }
             DriverEvent::Resolver(update) => {
                 if let Some(active) = &mut self.active {
-                    active.handle_resolver_update(update);
+                    active.handle_resolver_update(update, &mut self.log);
                     active.pacer.record(PassUrgency::Immediate);
                 }
             }

@@ -157,8 +157,14 @@ impl SnapshotPublisher {
         }
     }
 
-    pub(crate) fn update_connectivity(&self, connectivity: ConnectivityState) {
-        self.connectivity.send_if_modified(|shown| std::mem::replace(shown, connectivity) != connectivity);
+    /// Replaces the connectivity state. Returns the state before, if it changed.
+    pub(crate) fn update_connectivity(&self, connectivity: ConnectivityState) -> Option<ConnectivityState> {
+        let mut before = connectivity;
+        let is_changed = self.connectivity.send_if_modified(|shown| {
+            before = std::mem::replace(shown, connectivity);
+            before != connectivity
+        });
+        is_changed.then_some(before)
     }
 }
 

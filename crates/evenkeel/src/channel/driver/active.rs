@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::call::InFlightCalls;
 use crate::channel::driver::DriverConfig;
+use crate::channel::driver::channel_log::ChannelLog;
 use crate::channel::driver::connection_events::ConnectionEvent;
 use crate::channel::driver::load_watches::LoadWatches;
 use crate::channel::pass_pacer::{PassPacer, PassUrgency};
@@ -169,7 +170,15 @@ impl ActiveChannel {
         self.is_ready && self.calls.in_flight() > 0
     }
 
-    pub(super) fn handle_resolver_update(&mut self, update: ResolverUpdate) {
+    pub(super) fn handle_resolver_update(&mut self, update: ResolverUpdate, log: &mut ChannelLog) {
+        let now = clock::now();
+        match &update {
+            ResolverUpdate::Xds(XdsResolverUpdate { route: Ok(_), .. }) | ResolverUpdate::Resolved(_) => {
+                log.handle_resolved(now);
+            }
+            ResolverUpdate::Xds(XdsResolverUpdate { route: Err(status), .. })
+            | ResolverUpdate::Failed(status) => log.handle_resolution_failure(status, now),
+        }
         match update {
             ResolverUpdate::Xds(XdsResolverUpdate { update, route }) => {
                 self.core.update(update);
@@ -185,7 +194,6 @@ impl ActiveChannel {
                 self.is_dirty = true;
             }
             ResolverUpdate::Failed(status) => {
-                tracing::warn!(error = status.message(), "name resolution failed");
                 // With a usable config, the last endpoints stay in use.
                 if matches!(self.route, RouteState::Unknown | RouteState::Failed(_)) {
                     self.route = RouteState::Failed(status);

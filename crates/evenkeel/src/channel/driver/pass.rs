@@ -74,7 +74,10 @@ impl ChannelDriver {
             self.published.publish(active.channel_state(), active.connections.clone());
         }
         // After the snapshot: a caller that sees READY must find its picker.
-        self.published.update_connectivity(active.connectivity(connectivity));
+        let state = active.connectivity(connectivity);
+        if let Some(before) = self.published.update_connectivity(state) {
+            self.log.handle_connectivity(before, state, now);
+        }
         active.resolver.handle_pass(&active.core);
         active.start_connects(now, &self.settings);
         active.pacer.finish_pass(began, clock::now());

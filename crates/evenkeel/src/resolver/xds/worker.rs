@@ -94,6 +94,8 @@ pub(super) struct XdsWorker {
     dirty: BTreeMap<u64, ChangedResources>,
     load_is_due: bool,
     worker_status: Arc<WorkerStatus>,
+    /// Logged state of each control plane, in the order of the client's statistics.
+    server_logs: Vec<ServerLog>,
     wall: WallClock,
     events: mpsc::UnboundedSender<WorkerEvent>,
     received: mpsc::UnboundedReceiver<WorkerEvent>,
@@ -136,6 +138,7 @@ impl XdsWorker {
             dirty: BTreeMap::new(),
             load_is_due: false,
             worker_status,
+            server_logs: Vec::new(),
             wall: WallClock::new(),
             events,
             received,
@@ -244,11 +247,54 @@ impl XdsWorker {
             channel.meter.publish(&self.client);
             channel.publish_progress(&self.client, now);
         }
+        self.log_server_changes(now);
         let mut shown = lock(&self.worker_status.server_stats);
         if !self.client.server_stats().eq(shown.iter()) {
             *shown = self.client.server_stats().cloned().collect();
         }
     }
+}
+
+impl XdsWorker {
+    /// Logs the first stream to each control plane, and the end of each failure. The failure itself is a warning of the
+    /// client.
+    fn log_server_changes(&mut self, now: Instant) {
+        let node = &*self.bootstrap.node.id;
+        for (index, stats) in self.client.server_stats().enumerate() {
+            if self.server_logs.len() == index {
+                self.server_logs.push(ServerLog::default());
+            }
+            let log = &mut self.server_logs[index];
+            let server = &*stats.server.uri;
+            if log.failures != stats.failures {
+                log.failures = stats.failures;
+                log.failing_since.get_or_insert(now);
+            }
+            if !stats.in_use {
+                log.failing_since = None;
+            }
+            if !stats.connected {
+                continue;
+            }
+            if let Some(since) = log.failing_since.take() {
+                let after = Duration::from_millis(now.since(since).as_millis() as u64);
+                tracing::info!(server, node, ?after, "xDS server recovered");
+            } else if !log.was_connected {
+                tracing::info!(server, node, "ADS stream open");
+            }
+            log.was_connected = true;
+        }
+    }
+}
+
+/// State of a control plane that decides which changes are logged.
+#[derive(Default)]
+struct ServerLog {
+    was_connected: bool,
+    /// Number of failures at the last check.
+    failures: u64,
+    /// Start of a failure that lasts.
+    failing_since: Option<Instant>,
 }
 
 impl WatchedChannel {
