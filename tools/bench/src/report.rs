@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         reached.extend(thresholds);
         peers.extend(versions);
     }
-    let first = [("The machine", vec![machine(&peers)]), ("Bars", vec![thresholds::table(&reached)])];
+    let first = [("The machine", vec![machine(&peers)]), ("Goals", vec![thresholds::table(&reached)])];
     sections.splice(0..0, first);
     let document = document(&sections);
     match &args.write {

@@ -46,14 +46,18 @@ fn clients_are_compared_in_one_run() {
         "4",
         "--backends",
         "2",
+        "--servers",
+        "tonic,batching",
         "--rounds",
         "1",
         "--seconds",
         "0.05",
     ]);
     assert_eq!(code, Some(0), "{stderr}");
-    for payload in ["unary, 16 B", "server streaming, 100 messages of 16 B"] {
-        let title = format!("{payload}, 4 at a time, 2 backends");
+    let titles = ["unary, 16 B", "server streaming, 100 messages of 16 B"].into_iter().flat_map(|payload| {
+        ["tonic", "batching"].map(|servers| format!("{payload}, 4 at a time, 2 {servers} servers"))
+    });
+    for title in titles {
         let hyper = row(&stdout, &title, "hyper");
         assert_eq!(hyper[7..], ["1.00", "(1.00..1.00)", "1.00", "(1.00..1.00)"], "{stdout}");
         for client in OWN {
@@ -80,7 +84,7 @@ fn clients_that_cannot_run_are_listed_with_the_reason() {
     let (code, stdout, stderr) = run(command.env("PATH", ""));
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stderr.contains("tonic-xds CANNOT BE INSTALLED AND IS LEFT OUT: "), "{stderr}");
-    let title = "unary, 16 B, 1 at a time, 1 backend";
+    let title = "unary, 16 B, 1 at a time, 1 batching server";
     assert_eq!(row(&stdout, title, "tonic-xds")[1..], ["-"; 8], "{stdout}");
     let h2 = row(&stdout, title, "h2");
     assert!(h2[1].parse::<f64>().is_ok(), "{stdout}");
@@ -101,7 +105,7 @@ fn a_report_is_written() {
     assert_eq!((code, stdout.as_str()), (Some(0), ""), "{stderr}");
     let text = std::fs::read_to_string(file).expect("a document");
     let headings: Vec<&str> = text.lines().filter(|line| line.starts_with("## ")).collect();
-    assert_eq!(headings[..3], ["## The machine", "## Bars", "## Calls"], "{text}");
+    assert_eq!(headings[..3], ["## The machine", "## Goals", "## Calls"], "{text}");
     assert!(text.starts_with("# Performance\n") && text.contains("\n| hyper | "), "{text}");
     assert!(text.contains("| libraries | h2 "), "{text}");
 }
@@ -113,6 +117,7 @@ fn invalid_arguments_are_reported() {
         (&["calls", "--seconds", "0"], "expected seconds from 0.001"),
         (&["calls", "--concurrency", "0"], "expected a number from 1 on"),
         (&["calls", "--payload", "huge"], "unary-64k"),
+        (&["calls", "--servers", "envoy"], "batching"),
     ] {
         let (code, _, stderr) = bench(args);
         assert_eq!(code, Some(2), "{stderr}");

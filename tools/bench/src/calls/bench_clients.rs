@@ -36,6 +36,7 @@ const fn ours(name: &'static str, policy: &'static str) -> BenchClient {
 }
 
 pub(crate) const HYPER: BenchClient = bench_client("hyper", Program::Own(Kind::Hyper), Target::AllBackends);
+pub(crate) const H2: BenchClient = bench_client("h2", Program::Own(Kind::H2), Target::AllBackends);
 pub(crate) const TONIC: BenchClient = bench_client("tonic", Program::Own(Kind::Tonic), Target::FirstBackend);
 pub(crate) const TONIC_BALANCE: BenchClient =
     bench_client("tonic-balance", Program::Own(Kind::TonicBalance), Target::AllBackends);
@@ -48,7 +49,7 @@ pub(crate) const GRPC_GO: BenchClient =
 
 pub(crate) const ALL: [BenchClient; 11] = [
     HYPER,
-    bench_client("h2", Program::Own(Kind::H2), Target::AllBackends),
+    H2,
     TONIC,
     TONIC_BALANCE,
     TONIC_XDS,
@@ -61,7 +62,7 @@ pub(crate) const ALL: [BenchClient; 11] = [
 ];
 
 /// Clients of the scenarios that do not compare all.
-pub(crate) const MAIN: [BenchClient; 6] = [HYPER, TONIC, TONIC_BALANCE, TONIC_XDS, EVENKEEL, GRPC_GO];
+pub(crate) const MAIN: [BenchClient; 7] = [HYPER, H2, TONIC, TONIC_BALANCE, TONIC_XDS, EVENKEEL, GRPC_GO];
 
 impl BenchClient {
     /// Parses the name of the command line.

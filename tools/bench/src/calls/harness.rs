@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::Error;
+use crate::calls::backends::ServerKind;
 use crate::calls::bench_clients::{BenchClient, Program, Target};
 use crate::calls::clients::Kind;
 use crate::calls::peers::{Peers, bootstrap};
@@ -50,8 +51,8 @@ pub(crate) struct Figures {
 }
 
 impl CallHarness {
-    pub(crate) fn start(backends: usize) -> Result<CallHarness, Error> {
-        let backends = WorkerProcess::start(["backends", &backends.to_string()])?;
+    pub(crate) fn start(servers: ServerKind, backends: usize) -> Result<CallHarness, Error> {
+        let backends = WorkerProcess::start(["backends", &servers.to_string(), &backends.to_string()])?;
         let addresses = backends.addresses.iter().map(String::as_str);
         let control = WorkerProcess::start(["control"].into_iter().chain(addresses))?;
         Ok(CallHarness { backends, control })

@@ -23,6 +23,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use crate::Error;
+use crate::calls::backends::ServerKind;
 use crate::calls::bench_clients::BenchClient;
 use crate::calls::harness::{CallHarness, Span, Task};
 use crate::calls::peers::Peers;
@@ -49,7 +50,10 @@ pub(crate) struct Args {
     /// Numbers of backends to call.
     #[arg(long, value_delimiter = ',', value_parser = at_least_one, value_name = "NUMBERS")]
     backends: Vec<usize>,
-    /// Combine every payload with every number of concurrent calls and of backends, unless they are given.
+    /// Kinds of servers that the backends are.
+    #[arg(long, value_delimiter = ',')]
+    servers: Vec<ServerKind>,
+    /// Combine every payload with every number of concurrent calls, of backends and with every kind of server, unless they are given.
     #[arg(long)]
     full: bool,
     /// Number of rounds. Every client runs once per round.
@@ -81,7 +85,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) enum Process {
     /// Serves this number of backends.
     #[command(hide = true)]
-    Backends { backends: usize },
+    Backends { servers: ServerKind, backends: usize },
     /// Serves a control plane over these backends.
     #[command(hide = true)]
     Control { backends: Vec<SocketAddr> },
@@ -97,7 +101,7 @@ pub(crate) enum Process {
 impl Process {
     pub(crate) fn run(self) -> Result<(), Error> {
         match self {
-            Process::Backends { backends } => backends::run(backends),
+            Process::Backends { servers, backends } => backends::run(backends, servers),
             Process::Control { backends } => control::run(&backends),
             Process::Client { kind, args } => {
                 // Clients of other programs do not count allocations either.
@@ -115,10 +119,10 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     let mut harnesses = BTreeMap::new();
     let mut results = Vec::new();
     for (scenario, clients) in &chosen {
-        let harness = match harnesses.entry(scenario.backends) {
+        let harness = match harnesses.entry((scenario.servers, scenario.backends)) {
             std::collections::btree_map::Entry::Occupied(harness) => harness.into_mut(),
             std::collections::btree_map::Entry::Vacant(place) => {
-                place.insert(CallHarness::start(scenario.backends)?)
+                place.insert(CallHarness::start(scenario.servers, scenario.backends)?)
             }
         };
         results.push(rounds(*scenario, clients, args, &peers, harness));

@@ -60,7 +60,7 @@ pub(crate) fn measure(
     if clients.is_empty() {
         return Ok(Shares { rows });
     }
-    let mut harness = CallHarness::start(GREATEST_WEIGHT as usize)?;
+    let mut harness = CallHarness::start(BASE.servers, GREATEST_WEIGHT as usize)?;
     let task = Task {
         payload: BASE.payload,
         concurrency: BASE.concurrency,

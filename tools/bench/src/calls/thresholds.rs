@@ -1,12 +1,12 @@
 //! Thresholds of the call suite, with the measured values.
 
 use crate::calls::bench_clients::{
-    BenchClient, EVENKEEL, EVENKEEL_EDF, GRPC_GO, HYPER, TONIC, TONIC_BALANCE,
+    BenchClient, EVENKEEL, EVENKEEL_EDF, GRPC_GO, H2, HYPER, TONIC, TONIC_BALANCE,
 };
 use crate::calls::harness::Figures;
 use crate::calls::ratio::Ratio;
 use crate::calls::results::Results;
-use crate::calls::scenario::{BASE, ONE_BACKEND, Scenario};
+use crate::calls::scenario::{BASE, ONE_BACKEND, Scenario, TONIC_SERVERS};
 use crate::calls::shares::Shares;
 use crate::thresholds::{Threshold, ThresholdResult};
 
@@ -19,37 +19,58 @@ struct RatioThreshold {
     threshold: Threshold,
 }
 
-const THRESHOLDS: [RatioThreshold; 5] = [
+const THRESHOLDS: [RatioThreshold; 8] = [
     RatioThreshold {
-        what: "CPU per call beside hyper",
+        what: "tonic servers: CPU per call beside hyper",
+        scenario: TONIC_SERVERS,
+        base: HYPER,
+        figure: Figures::cpu_per_call,
+        threshold: Threshold::AtMost(0.90),
+    },
+    RatioThreshold {
+        what: "tonic servers: CPU per call beside h2",
+        scenario: TONIC_SERVERS,
+        base: H2,
+        figure: Figures::cpu_per_call,
+        threshold: Threshold::AtMost(1.10),
+    },
+    RatioThreshold {
+        what: "tonic servers: calls per second of CPU beside grpc-go",
+        scenario: TONIC_SERVERS,
+        base: GRPC_GO,
+        figure: calls_per_cpu,
+        threshold: Threshold::AtLeast(1.5),
+    },
+    RatioThreshold {
+        what: "batching servers: CPU per call beside hyper",
         scenario: BASE,
         base: HYPER,
         figure: Figures::cpu_per_call,
         threshold: Threshold::AtMost(0.90),
     },
     RatioThreshold {
-        what: "CPU per call beside tonic's balance_list",
+        what: "batching servers: CPU per call beside tonic's balance_list",
         scenario: BASE,
         base: TONIC_BALANCE,
         figure: Figures::cpu_per_call,
         threshold: Threshold::AtMost(0.72),
     },
     RatioThreshold {
-        what: "calls per second beside tonic's balance_list",
+        what: "batching servers: calls per second beside tonic's balance_list",
         scenario: BASE,
         base: TONIC_BALANCE,
         figure: Figures::throughput,
         threshold: Threshold::AtLeast(1.3),
     },
     RatioThreshold {
-        what: "CPU per call beside tonic's channel, one backend each",
+        what: "batching servers: CPU per call beside tonic's channel, one backend each",
         scenario: ONE_BACKEND,
         base: TONIC,
         figure: Figures::cpu_per_call,
         threshold: Threshold::AtMost(0.90),
     },
     RatioThreshold {
-        what: "calls per second of CPU beside grpc-go",
+        what: "batching servers: calls per second of CPU beside grpc-go",
         scenario: BASE,
         base: GRPC_GO,
         figure: calls_per_cpu,
