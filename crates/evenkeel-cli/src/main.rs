@@ -99,9 +99,16 @@ async fn run(command: CliCommand, terminal: &TerminalOutput) -> Result<ExitCode,
         // A separate program with its own exit codes.
         CliCommand::Bench(args) => return bench::run(args),
         CliCommand::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "evenkeel", &mut std::io::stdout());
+            terminal.print_raw(completions(shell))?;
             CliExit::Success
         }
     };
     Ok(exit.into())
+}
+
+/// Returns the completion script of a shell. `clap_complete` panics if a write fails, so it writes to memory.
+fn completions(shell: clap_complete::Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "evenkeel", &mut script);
+    String::from_utf8(script).expect("the names of commands and flags are UTF-8")
 }

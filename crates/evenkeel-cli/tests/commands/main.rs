@@ -9,5 +9,6 @@ mod escapes;
 mod explain;
 mod help;
 mod inspect;
+mod pipes;
 mod serve;
 mod validate;

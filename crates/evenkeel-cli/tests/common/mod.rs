@@ -169,6 +169,15 @@ impl Drop for RunningCommand {
     }
 }
 
+/// Runs the command with a standard output whose reader is already closed. Returns the exit code and standard
+/// error.
+pub(crate) fn without_reader<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> (Option<i32>, String) {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = command(args).stdout(writer).stderr(Stdio::piped()).output().expect("the command starts");
+    (output.status.code(), text(&output.stderr))
+}
+
 /// Runs the command and closes its standard output after the first line, as `head -1` does. Returns that
 /// line, the exit code and standard error.
 pub(crate) fn first_line<S: AsRef<OsStr>>(
