@@ -53,6 +53,19 @@ const SANS_IO: &[&str] = &["evenkeel-core", "evenkeel-xds"];
 const BANNED: &[&str] =
     &["std::time::Instant::now", "std::net::TcpStream", "std::thread::spawn", "std::thread::sleep"];
 
+/// Categories of crates.io in use. crates.io drops others without an error.
+const CATEGORIES: &[&str] = &[
+    "algorithms",
+    "asynchronous",
+    "command-line-utilities",
+    "development-tools",
+    "development-tools::testing",
+    "encoding",
+    "network-programming",
+    "parser-implementations",
+    "web-programming::http-client",
+];
+
 /// Dependencies between the crates of the workspace are those of the table. Dev-dependencies are free, and so
 /// is the bench, which is not shipped. No shipped code depends on the testkit.
 #[test]
@@ -134,6 +147,67 @@ fn package_fields_are_inherited() {
         if values.len() != 1 || values.contains_key(&None) {
             faults.push(format!("{field}: not the same everywhere: {values:?}"));
         }
+    }
+    assert_none(&faults);
+}
+
+/// The manifest of every published crate has the fields that crates.io and docs.rs show. The crate has a README
+/// of its own, and the licences as links, which cargo packages as files.
+#[test]
+fn published_crates_are_complete() {
+    let workspace = Workspace::load();
+    let published: Vec<_> = workspace.published().collect();
+    assert!(!published.is_empty(), "crates/ has members of the workspace");
+    let mut faults = Vec::new();
+    for package in &published {
+        for field in ["description", "repository", "license"] {
+            if package.facts[field].as_ref().is_none_or(String::is_empty) {
+                faults.push(format!("{}: no {field} in the manifest", package.name));
+            }
+        }
+        for (field, maximum) in [("keywords", 5), ("categories", 5)] {
+            let number = package.metadata[field].as_array().map_or(0, Vec::len);
+            if !(1..=maximum).contains(&number) {
+                faults.push(format!("{}: {number} {field}; expected 1 to {maximum}", package.name));
+            }
+        }
+        let categories = package.metadata["categories"].as_array().into_iter().flatten();
+        for category in categories.map(text).filter(|category| !CATEGORIES.contains(category)) {
+            faults.push(format!(
+                "{}: unknown category {category:?}; see crates.io/category_slugs",
+                package.name
+            ));
+        }
+        if package.facts["readme"].as_deref() != Some("README.md") {
+            faults.push(format!("{}: write `readme = \"README.md\"`", package.name));
+        }
+        let readme = fs::read_to_string(package.dir.join("README.md")).unwrap_or_default();
+        if !readme.starts_with(&format!("# {}\n", package.name)) {
+            faults.push(format!("{}: README.md does not start with the name of the crate", package.name));
+        }
+        if !package.facts["repository"].as_ref().is_some_and(|url| readme.contains(&format!("]({url})"))) {
+            faults.push(format!("{}: README.md has no link to the repository", package.name));
+        }
+        for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+            let link = fs::read_link(package.dir.join(licence)).unwrap_or_default();
+            if link != Path::new("../..").join(licence) {
+                faults.push(format!("{}: run `ln -s ../../{licence} {licence}` in its folder", package.name));
+            }
+        }
+        let docs = &package.metadata["metadata"]["docs"]["rs"];
+        if docs["all-features"] != true || docs["rustdoc-args"] != serde_json::json!(["--cfg", "docsrs"]) {
+            faults.push(format!("{}: [package.metadata.docs.rs] lacks all-features or docsrs", package.name));
+        }
+        let has_features =
+            package.metadata["features"].as_object().is_some_and(|features| !features.is_empty());
+        let lib = fs::read_to_string(package.dir.join("src/lib.rs")).unwrap_or_default();
+        if has_features && !lib.contains("#![cfg_attr(docsrs, feature(doc_cfg))]") {
+            faults.push(format!("{}: docs.rs would not mark items that need a feature", package.name));
+        }
+    }
+    let binaries: Vec<_> = published.iter().flat_map(|package| package.binaries()).collect();
+    if binaries != ["evenkeel"] {
+        faults.push(format!("`cargo install` installs {binaries:?}, expected only evenkeel"));
     }
     assert_none(&faults);
 }
@@ -250,6 +324,8 @@ struct Package {
     manifest: String,
     /// Fields whose value cargo resolves, by their name in a manifest.
     facts: BTreeMap<&'static str, Option<String>>,
+    /// The package in the output of `cargo metadata`.
+    metadata: Value,
     /// Normal and build dependencies, optional ones too, by their real names.
     shipped: Vec<String>,
     /// Shipped dependencies and dev-dependencies.
@@ -280,6 +356,11 @@ impl Workspace {
         self.packages.iter().find(|package| package.name == name)
     }
 
+    /// Crates that are published.
+    fn published(&self) -> impl Iterator<Item = &Package> {
+        self.packages.iter().filter(|package| package.dir.starts_with(self.root.join("crates")))
+    }
+
     fn has(&self, name: &str) -> bool {
         self.package(name).is_some()
     }
@@ -300,6 +381,9 @@ impl Package {
                 ("edition", fact("edition")),
                 ("rust-version", fact("rust_version")),
                 ("license", fact("license")),
+                ("description", fact("description")),
+                ("repository", fact("repository")),
+                ("readme", fact("readme")),
             ]),
             shipped: dependencies
                 .iter()
@@ -311,7 +395,16 @@ impl Package {
                 .map(|dependency| text(&dependency["name"]).to_owned())
                 .collect(),
             is_default: defaults.contains(&metadata["id"]),
+            metadata: metadata.clone(),
         }
+    }
+
+    /// Names of the programs that `cargo install` installs.
+    fn binaries(&self) -> Vec<&str> {
+        let targets = self.metadata["targets"].as_array().expect("a package lists targets");
+        let is_binary =
+            |target: &&Value| target["kind"].as_array().is_some_and(|kinds| kinds.contains(&"bin".into()));
+        targets.iter().filter(is_binary).map(|target| text(&target["name"])).collect()
     }
 }
 

@@ -10,6 +10,7 @@
 //! difficult for clients, and [`SnapshotCache::record_requests`] keeps every request.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod follow;
 mod limits;

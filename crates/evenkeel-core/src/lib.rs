@@ -20,6 +20,7 @@
 //! | [`proto3_json`] | rules of the JSON of configs |
 
 #![forbid(unsafe_code)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod collections;
 mod config;

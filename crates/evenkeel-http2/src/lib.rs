@@ -27,6 +27,7 @@
 //! then is never sent. So memory is bounded by the calls that are alive, not by the number of calls begun.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![expect(clippy::cast_possible_wrap, reason = "what lies in memory is far shorter than 2^63")]
 
 mod driver;

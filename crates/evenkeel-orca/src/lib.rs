@@ -14,6 +14,7 @@
 //! client can use these reports: the wire format is the published one.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod base64;
 mod call;

@@ -21,6 +21,8 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 // Generated code: its contracts are those of the published messages.
 #![allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
 

@@ -18,6 +18,7 @@
 //! | [`json`] | reader of JSON objects with errors by field path |
 
 #![forbid(unsafe_code)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 // Input never indexes a list without a bounds check.
 #![warn(clippy::indexing_slicing)]
 // Arithmetic on input saturates or is checked, in every build profile. Constants and the core's `Instant`, which

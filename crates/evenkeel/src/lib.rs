@@ -43,6 +43,8 @@
 //! | `admin` | a server with a live status page of the process, its data as JSON, and CSDS |
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![cfg_attr(
     not(feature = "otel"),
     allow(clippy::zero_sized_map_values, reason = "meters are empty without metrics")
