@@ -11,6 +11,7 @@ mod doctor;
 mod ends;
 mod explain;
 mod inspect;
+mod man;
 mod serve;
 mod table;
 mod ui;
@@ -63,6 +64,7 @@ enum CliCommand {
         /// Name of the shell.
         shell: clap_complete::Shell,
     },
+    Man(man::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -102,6 +104,7 @@ async fn run(command: CliCommand, terminal: &TerminalOutput) -> Result<ExitCode,
             terminal.print_raw(completions(shell))?;
             CliExit::Success
         }
+        CliCommand::Man(args) => man::run(&args, Cli::command(), terminal)?,
     };
     Ok(exit.into())
 }

@@ -22,6 +22,8 @@ fn every_command_ends_quietly_without_a_reader() {
         &["completions", "fish"],
         &["completions", "elvish"],
         &["completions", "powershell"],
+        &["man"],
+        &["man", "serve"],
         &["explain", &mesh],
         &["explain", &mesh, "--json"],
         &["validate", &mesh],
