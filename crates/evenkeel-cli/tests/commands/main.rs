@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod demo;
+mod deploy;
 mod doctor;
 mod escapes;
 mod explain;
