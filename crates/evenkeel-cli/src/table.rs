@@ -28,6 +28,14 @@ impl TableCell {
     }
 }
 
+/// Removes all columns but these.
+pub(crate) fn keep_columns(rows: &mut [Vec<TableCell>], kept: &[usize]) {
+    for row in rows {
+        let mut column = 0..;
+        row.retain(|_| column.next().is_some_and(|column| kept.contains(&column)));
+    }
+}
+
 /// Renders rows. Each column is as wide as its widest cell, and columns are two spaces apart. Rows have no
 /// trailing spaces.
 pub(crate) fn table(rows: &[Vec<TableCell>], terminal: &TerminalOutput) -> String {

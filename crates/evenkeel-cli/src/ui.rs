@@ -278,6 +278,24 @@ pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
     lines
 }
 
+/// Truncates a line at this number of columns. The codes of [`StyledText`] take no columns and are all kept, so every style is
+/// reset.
+pub(crate) fn cut(line: &str, columns: usize) -> String {
+    let mut kept = String::with_capacity(line.len());
+    let (mut column, mut is_code) = (0, false);
+    for c in line.chars() {
+        is_code |= c == '\x1b';
+        if is_code {
+            kept.push(c);
+            is_code = c != 'm';
+        } else if column < columns {
+            kept.push(c);
+            column += 1;
+        }
+    }
+    kept
+}
+
 /// Formats a number with at most `decimals` decimals, of which there is at least one, and without trailing zeros.
 pub(crate) fn number(number: f64, decimals: usize) -> String {
     let text = format!("{number:.decimals$}");
@@ -343,6 +361,12 @@ mod tests {
         assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
         assert_eq!(wrapped("incomprehensible one", 7), ["incomprehensible", "one"]);
         assert_eq!(wrapped("", 7), [""]);
+    }
+
+    #[test]
+    fn lines_are_cut_but_not_their_codes() {
+        assert_eq!(cut("abcdef", 3), "abc");
+        assert_eq!(cut("a\x1b[31mbcd\x1b[0me", 2), "a\x1b[31mb\x1b[0m");
     }
 
     #[test]

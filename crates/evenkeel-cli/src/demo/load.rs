@@ -45,8 +45,13 @@ impl LoadGenerator {
         LoadGenerator { finished, task }
     }
 
+    /// Discards the outcomes of all later calls. The load continues.
+    pub(super) fn stop_recording(&mut self) {
+        self.finished.close();
+    }
+
     /// Stops the load, waits for calls in flight, and returns all calls.
-    pub(super) async fn finish(mut self) -> Vec<FinishedCall> {
+    pub(super) async fn finish(&mut self) -> Vec<FinishedCall> {
         self.task.abort();
         let mut calls = Vec::new();
         // Ends when the last call in flight has dropped its sender.
@@ -83,7 +88,7 @@ async fn generate_calls(channel: Channel, finished: UnboundedSender<FinishedCall
                     backend: backend(metadata),
                     failed: result.as_ref().err().map(Status::code),
                 };
-                // Fails if the demo was interrupted.
+                // Fails if the outcomes are not recorded.
                 let _ = finished.send(call);
             });
         }

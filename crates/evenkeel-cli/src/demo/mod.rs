@@ -2,7 +2,8 @@
 //!
 //! It starts a control plane with a mesh file, five backend processes, a client channel under steady load,
 //! and the status page. The acts edit the file and kill processes. The client learns of changes only through
-//! xDS, its connections and load reports. All processes and files are removed when the demo ends.
+//! xDS, its connections and load reports. With `--stay`, all parts run on after the acts, and the file is the user's.
+//! All processes and files are removed when the demo ends.
 
 mod acts;
 pub(crate) mod backend;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use evenkeel::admin::{AdminServer, AdminState, AdminWatch};
 use evenkeel::{Backoff, Bootstrap, Channel, ConnectivityState};
 use evenkeel_control::{ControlPlane, Mesh, MeshErrors, MeshWatchGuard};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout};
 
 use self::acts::{ACTS, DemoAct, DemoEvent};
@@ -27,7 +29,9 @@ use self::load::{FinishedCall, LoadGenerator, RATE};
 use self::report::{ActReport, DemoReport};
 use self::screen::{DemoScreen, ScreenFrame};
 use crate::ends::ShutdownSignals;
-use crate::ui::{CliError, CliExit, TerminalOutput, TextStyle};
+use crate::explain::known::LocalResources;
+use crate::ui::{self, CliError, CliExit, TerminalOutput, TextStyle};
+use crate::validate::mesh_summary;
 
 /// Interval between two samples of the client's state.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
@@ -38,6 +42,9 @@ const MESH_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum time until all backends are connected. They are on the same machine, so this is only a safeguard.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Width of the report in a pipe.
+const PIPE_COLUMNS: usize = 200;
+
 /// Fraction of an act excluded from its figures while the change takes effect.
 const WARMUP_FRACTION: f64 = 0.25;
 
@@ -46,17 +53,22 @@ const WARMUP_FRACTION: f64 = 0.25;
 /// The six acts are round robin, weights from the control plane, weights from reported load, a backend that is killed
 /// and restarted, failover to another priority, and live edits of weights. Processes, sockets, xDS and gRPC are real.
 /// The backends' capacities are simulated, since they share one machine. The demo exits after the last act and stops
-/// all its processes.
+/// all its processes. With --stay it keeps them, the page and the calls until Ctrl-C: edit the mesh file, whose path is
+/// printed, and watch the page.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   evenkeel demo                    on the terminal, and on the page whose address is printed
   evenkeel demo --seconds 120      longer acts
+  evenkeel demo --stay             everything runs on after the acts, for your own edits of the mesh
   evenkeel demo --json | jq .      the figures of each act, for scripts")]
 pub(crate) struct DemoArgs {
     /// Total duration of the demo, in seconds.
     #[arg(long, default_value_t = 42, value_parser = clap::value_parser!(u32).range(12..=3600))]
     seconds: u32,
+    /// Keep the page, the calls and all processes after the last act, until Ctrl-C.
+    #[arg(long, conflicts_with = "json")]
+    stay: bool,
     /// Do not serve the status page.
     #[arg(long)]
     no_page: bool,
@@ -82,12 +94,12 @@ pub(crate) async fn run(args: DemoArgs, terminal: &TerminalOutput) -> Result<Cli
     let played = tokio::select! {
         played = runner.run_acts(Duration::from_secs(args.seconds.into())) => played?,
         () = signals.wait() => {
-            runner.show.clear()?;
+            runner.show.close()?;
             return Ok(CliExit::Success);
         }
     };
-    let DemoRunner { mut show, environment, .. } = runner;
-    let calls = environment.load.finish().await;
+    let DemoRunner { mut show, mut environment, .. } = runner;
+    let calls = environment.finish_acts(args.stay).await;
     let acts = played.iter().enumerate().map(|(number, act)| act.report(number, &calls)).collect();
     let report = DemoReport { calls_per_second: RATE, seconds: args.seconds.into(), acts };
     if args.json {
@@ -95,14 +107,17 @@ pub(crate) async fn run(args: DemoArgs, terminal: &TerminalOutput) -> Result<Cli
             .map_err(|error| CliError::usage(format!("the report cannot be written: {error}")))?;
         terminal.print_json(json)?;
     } else {
-        show.clear()?;
+        show.close()?;
         let title = format!("{} backends, {RATE} calls per second, {} s", BACKENDS.len(), args.seconds);
+        let columns = if terminal.is_interactive { ui::size().columns } else { PIPE_COLUMNS };
         terminal.print(format!(
-            "{}\n{}\n{}\n",
+            "{}\n{}",
             terminal.paint(TextStyle::Title, title),
-            report.tables(terminal),
-            report.verdict()
+            report.text(terminal, columns)
         ))?;
+    }
+    if args.stay {
+        environment.stay(&mut signals, terminal).await?;
     }
     Ok(CliExit::Success)
 }
@@ -117,7 +132,10 @@ struct DemoEnvironment {
     _control: ControlPlane,
     watch: AdminWatch,
     admin: Option<AdminServer>,
+    channel: Channel,
     load: LoadGenerator,
+    /// Result of each edit of the mesh file: a summary, or its errors.
+    edits: UnboundedReceiver<Result<String, MeshErrors>>,
 }
 
 impl DemoEnvironment {
@@ -141,10 +159,14 @@ impl DemoEnvironment {
             .await
             .map_err(|error| CliError::usage(format!("the control plane cannot listen: {error}")))?;
         let page_watch = watch.clone();
+        let (edited, edits) = unbounded_channel();
         let on_change = move |edit: Result<&Mesh, &MeshErrors>| {
             if let Err(errors) = edit {
                 page_watch.mark(format!("rejected: {errors}"));
             }
+            let summary = |mesh: &Mesh| mesh_summary(&LocalResources::parse(mesh.resources().iter()));
+            // The receiver is gone when the demo ends.
+            let _ = edited.send(edit.map(summary).map_err(Clone::clone));
         };
         let mesh_watch = control
             .cache()
@@ -167,7 +189,9 @@ impl DemoEnvironment {
             _control: control,
             watch,
             admin,
-            load: LoadGenerator::start(channel),
+            load: LoadGenerator::start(channel.clone()),
+            channel,
+            edits,
         })
     }
 
@@ -185,6 +209,54 @@ impl DemoEnvironment {
         };
         // The acts run in any case: they show which backends are not connected.
         let _ = timeout(CONNECT_TIMEOUT, connected).await;
+    }
+
+    /// Returns the calls of the acts. With `stay`, another load follows without a gap.
+    async fn finish_acts(&mut self, stay: bool) -> Vec<FinishedCall> {
+        if !stay {
+            return self.load.finish().await;
+        }
+        let mut next = LoadGenerator::start(self.channel.clone());
+        next.stop_recording();
+        std::mem::replace(&mut self.load, next).finish().await
+    }
+
+    /// Keeps everything running until a signal, and prints the result of each edit of the mesh file.
+    async fn stay(
+        &mut self,
+        signals: &mut ShutdownSignals,
+        terminal: &TerminalOutput,
+    ) -> Result<(), CliError> {
+        // Edits of the acts.
+        while self.edits.try_recv().is_ok() {}
+        let page = self.page().map(|page| format!("  page: {page}\n")).unwrap_or_default();
+        let title = terminal.paint(TextStyle::Title, "Running until Ctrl-C. Edit the mesh file:");
+        terminal
+            .print(format!("\n{title}\n{page}  mesh: {}\n", ui::safe(&self.mesh.display().to_string())))?;
+        loop {
+            let edit = tokio::select! {
+                () = signals.wait() => return Ok(()),
+                Some(edit) = self.edits.recv() => edit,
+            };
+            match edit {
+                Ok(summary) => {
+                    let text = terminal.paint(TextStyle::Good, format!("read again: {summary}"));
+                    terminal.print(format!("mesh.yaml  {text}\n"))?;
+                }
+                Err(errors) => {
+                    for error in errors.iter() {
+                        let text = terminal.paint(TextStyle::Bad, ui::safe(&error.to_string())).to_string();
+                        terminal.print(format!("{text}\n"))?;
+                    }
+                    terminal
+                        .print("mesh.yaml  the edit is rejected; the previous version is still served\n")?;
+                }
+            }
+        }
+    }
+
+    fn page(&self) -> Option<String> {
+        self.admin.as_ref().map(|admin| format!("http://{}/", admin.address()))
     }
 
     /// Performs an event and returns its line for the event log.
@@ -260,9 +332,9 @@ enum OutputMode<'t> {
 }
 
 impl OutputMode<'_> {
-    fn clear(&mut self) -> Result<(), CliError> {
+    fn close(&mut self) -> Result<(), CliError> {
         match self {
-            OutputMode::Live(screen) => screen.clear(),
+            OutputMode::Live(screen) => screen.close(),
             OutputMode::Silent | OutputMode::Lines => Ok(()),
         }
     }
@@ -270,8 +342,10 @@ impl OutputMode<'_> {
 
 impl DemoRunner<'_> {
     async fn run_acts(&mut self, duration: Duration) -> Result<Vec<PlayedAct>, CliError> {
-        if let (OutputMode::Lines, Some(page)) = (&self.show, self.page()) {
-            self.terminal.print(format!("page: {page}\n"))?;
+        if let OutputMode::Lines = self.show {
+            let page = self.environment.page().map(|page| format!("page: {page}\n")).unwrap_or_default();
+            let mesh = ui::safe(&self.environment.mesh.display().to_string());
+            self.terminal.print(format!("{page}mesh: {mesh}\n"))?;
         }
         self.environment.wait_until_connected().await;
         let mut played = Vec::new();
@@ -337,13 +411,10 @@ impl DemoRunner<'_> {
     }
 
     fn draw(&mut self, act: usize, progress: f64, state: &AdminState) -> Result<(), CliError> {
-        let page = self.page();
+        let page = self.environment.page();
+        let mesh = self.environment.mesh.display().to_string();
         let OutputMode::Live(screen) = &mut self.show else { return Ok(()) };
-        let frame = ScreenFrame { act, progress, last: &self.last, page: page.as_deref() };
+        let frame = ScreenFrame { act, progress, last: &self.last, page: page.as_deref(), mesh: &mesh };
         screen.draw(&frame, state, &self.environment.backends)
-    }
-
-    fn page(&self) -> Option<String> {
-        self.environment.admin.as_ref().map(|admin| format!("http://{}/", admin.address()))
     }
 }

@@ -10,8 +10,9 @@ use serde::Serialize;
 use super::acts::{ACTS, DemoAct};
 use super::fleet::BACKENDS;
 use super::load::FinishedCall;
-use crate::table::{TableCell, table};
-use crate::ui::{TerminalOutput, TextStyle};
+use super::screen::WIDE;
+use crate::table::{TableCell, keep_columns, table};
+use crate::ui::{self, TerminalOutput, TextStyle};
 
 /// Figures of the whole demo, for `--json` and for the final tables.
 #[derive(Debug, Serialize)]
@@ -112,26 +113,33 @@ impl CallSummary {
 }
 
 impl DemoReport {
-    /// Renders one table per act.
-    pub(super) fn tables(&self, terminal: &TerminalOutput) -> String {
+    /// Renders one table per act, and one sentence, for a terminal with this number of columns.
+    pub(super) fn text(&self, terminal: &TerminalOutput, columns: usize) -> String {
         let mut out = String::new();
         for (report, act) in self.acts.iter().zip(&ACTS) {
-            let title =
-                terminal.paint(TextStyle::Title, format!("{}  {}", report.act, report.title)).to_string();
+            let title = format!("{}  {}", report.act, report.title);
             // Writing to a `String` cannot fail.
-            let _ = writeln!(out, "\n{title}: {}", act.caption);
-            out.push_str(&table(&report.rows(), terminal));
+            let _ = writeln!(out, "\n{}:", terminal.paint(TextStyle::Title, title));
+            for line in ui::wrapped(act.caption, columns - 3) {
+                let _ = writeln!(out, "   {line}");
+            }
+            let mut rows = report.rows();
+            if columns < WIDE {
+                keep_columns(&mut rows, &[0, 2, 3, 6, 7]);
+            }
+            out.push_str(&table(&rows, terminal));
             let reasons = report.all.reasons.iter().map(|(code, count)| format!("{count} {code}"));
             let reasons: Vec<_> = reasons.collect();
             if !reasons.is_empty() {
                 let _ = writeln!(out, "   failed: {}", reasons.join(", "));
             }
         }
+        let _ = writeln!(out, "\n{}", ui::wrapped(&self.verdict(), columns).join("\n"));
         out
     }
 
     /// Returns one sentence that compares the failures of the acts.
-    pub(super) fn verdict(&self) -> String {
+    fn verdict(&self) -> String {
         let failed = |acts: std::ops::Range<usize>| -> (usize, usize) {
             let acts = self.acts.iter().skip(acts.start).take(acts.len());
             acts.fold((0, 0), |(failed, calls), act| (failed + act.all.failed, calls + act.all.calls))
@@ -208,6 +216,7 @@ mod tests {
     use tonic::Code;
 
     use super::*;
+    use crate::ui::ColorMode;
 
     #[test]
     fn figures_are_of_the_calls_that_count() {
@@ -237,5 +246,11 @@ mod tests {
         assert_eq!((small.figures.p50_ms, small.figures.p99_ms), (Some(10.0), Some(20.0)));
         assert!((small.share - 2.0 / 3.0).abs() < 1e-9);
         assert_eq!((report.backends[1].utilization, report.backends[1].figures.p99_ms), (None, None));
+        let report = DemoReport { calls_per_second: 600, seconds: 1.0, acts: vec![report] };
+        for columns in [80, 50] {
+            let text = report.text(&TerminalOutput::new(ColorMode::Never), columns);
+            assert!(text.lines().all(|line| line.chars().count() <= columns), "{text}");
+            assert!(text.contains("2 (50.0 %)") && text.contains("failed 2 of 4 calls"), "{text}");
+        }
     }
 }

@@ -6,14 +6,14 @@ use evenkeel::admin::{AdminState, EndpointInfo};
 use super::acts::ACTS;
 use super::fleet::DemoBackend;
 use super::report::percent;
-use crate::table::{TableCell, table};
+use crate::table::{TableCell, keep_columns, table};
 use crate::ui::{self, CliError, TerminalOutput, TextStyle};
 
-/// Display that redraws in place.
+/// Display on the alternate screen of the terminal, which has no lines that could wrap or scroll. It returns to the normal
+/// screen on drop.
 pub(super) struct DemoScreen<'t> {
     terminal: &'t TerminalOutput,
-    /// Number of lines of the previous frame.
-    lines: usize,
+    is_open: bool,
 }
 
 /// Progress of the demo, as one frame shows it.
@@ -24,11 +24,17 @@ pub(super) struct ScreenFrame<'m> {
     /// Log line of the latest event.
     pub(super) last: &'m str,
     pub(super) page: Option<&'m str>,
+    /// Path of the mesh file.
+    pub(super) mesh: &'m str,
 }
+
+/// Switches to the alternate screen and hides the cursor; [`LEAVE`] reverts both.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 impl DemoScreen<'_> {
     pub(super) fn new(terminal: &TerminalOutput) -> DemoScreen<'_> {
-        DemoScreen { terminal, lines: 0 }
+        DemoScreen { terminal, is_open: false }
     }
 
     /// Draws a frame over the previous one.
@@ -38,64 +44,82 @@ impl DemoScreen<'_> {
         state: &AdminState,
         backends: &[DemoBackend],
     ) -> Result<(), CliError> {
-        let picture = render(self.terminal, frame, state, backends);
-        let mut text = self.back();
-        for line in picture.lines() {
-            text.push_str(line);
-            text.push_str("\x1b[K\n");
+        let size = ui::size();
+        let mut text = if self.is_open { String::new() } else { ENTER.to_owned() };
+        text.push_str("\x1b[H");
+        // A line feed on the last row would scroll the screen.
+        for line in render(self.terminal, frame, state, backends, size.columns).iter().take(size.rows - 1) {
+            text.extend([&*ui::cut(line, size.columns), "\x1b[K\r\n"]);
         }
         text.push_str("\x1b[J");
-        self.lines = picture.lines().count();
+        self.is_open = true;
         self.terminal.print_raw(text)
     }
 
-    /// Erases the previous frame.
-    pub(super) fn clear(&mut self) -> Result<(), CliError> {
-        let text = format!("{}\x1b[J", self.back());
-        self.lines = 0;
-        self.terminal.print_raw(text)
-    }
-
-    fn back(&self) -> String {
-        if self.lines == 0 { String::new() } else { format!("\r\x1b[{}A", self.lines) }
+    /// Returns to the normal screen.
+    pub(super) fn close(&mut self) -> Result<(), CliError> {
+        if std::mem::take(&mut self.is_open) { self.terminal.print_raw(LEAVE) } else { Ok(()) }
     }
 }
 
-/// Length of a bar in characters. Rows must fit 80 columns: a wrapped line would break the cursor arithmetic
-/// of redrawing in place.
+impl Drop for DemoScreen<'_> {
+    fn drop(&mut self) {
+        // Fails if standard output is closed.
+        let _ = self.close();
+    }
+}
+
+/// Length of a bar in characters.
 const BAR: usize = 5;
 
+/// Number of columns that a whole table needs.
+pub(super) const WIDE: usize = 80;
+
+/// Renders the lines of a frame. Terminals of at least 50 columns show each line in full, except for long paths.
 fn render(
     terminal: &TerminalOutput,
     frame: &ScreenFrame<'_>,
     state: &AdminState,
     backends: &[DemoBackend],
-) -> String {
+    columns: usize,
+) -> Vec<String> {
     let act = &ACTS[frame.act];
-    let channel = state.channels.first();
+    let wrapped = |style: Option<TextStyle>, text: &str| -> Vec<String> {
+        let lines = ui::wrapped(text, columns - 1).into_iter();
+        lines
+            .map(|line| style.map_or(line.clone(), |style| terminal.paint(style, line).to_string()))
+            .collect()
+    };
     let number = format!("act {} of {}: {}", frame.act + 1, ACTS.len(), act.title);
-    let mut lines = vec![
-        format!("{}  {}", terminal.paint(TextStyle::Title, number), bar(frame.progress, 2 * BAR, '━', '─')),
-        terminal.paint(TextStyle::Faint, act.caption).to_string(),
-        String::new(),
-        rows(terminal, state, backends),
-    ];
-    if let Some(channel) = channel {
+    let mut lines = wrapped(Some(TextStyle::Title), &number);
+    let bar = bar(frame.progress, 2 * BAR, '━', '─');
+    match lines.last_mut() {
+        Some(last) if number.chars().count() + 2 + 2 * BAR < columns => last.extend(["  ", &*bar]),
+        _ => lines.push(bar),
+    }
+    lines.extend(wrapped(Some(TextStyle::Faint), act.caption));
+    lines.push(String::new());
+    lines.extend(rows(terminal, state, backends, columns).lines().map(str::to_owned));
+    lines.push(String::new());
+    if let Some(channel) = state.channels.first() {
         let traffic = &channel.traffic;
-        lines.push(format!(
+        let text = format!(
             "all calls: {:.0}/s, {:.0}/s failed, p50 {}, p99 {}",
             traffic.rate,
             traffic.failures,
             millis(traffic.p50_ms),
             millis(traffic.p99_ms)
-        ));
+        );
+        lines.extend(wrapped(None, &text));
     }
-    lines.push(terminal.paint(TextStyle::Faint, format!("last: {}", ui::safe(frame.last))).to_string());
+    lines.extend(wrapped(Some(TextStyle::Faint), &format!("last: {}", ui::safe(frame.last))));
     lines.extend(frame.page.map(|page| format!("page: {page}")));
-    lines.join("\n")
+    lines.push(format!("mesh: {}", ui::safe(frame.mesh)));
+    lines
 }
 
-fn rows(terminal: &TerminalOutput, state: &AdminState, backends: &[DemoBackend]) -> String {
+/// Renders the table of backends. Narrow terminals show the columns that every act is about.
+fn rows(terminal: &TerminalOutput, state: &AdminState, backends: &[DemoBackend], columns: usize) -> String {
     let heads = ["backend", "max/s", "state", "want", "got", "calls/s", "busy", "", "p99", "fail/s"];
     let head = |(i, head): (usize, &str)| {
         let cell = if matches!(i, 0 | 2 | 7) { TableCell::new(head) } else { TableCell::right(head) };
@@ -107,6 +131,9 @@ fn rows(terminal: &TerminalOutput, state: &AdminState, backends: &[DemoBackend])
         let mut endpoints = state.channels.iter().flat_map(|channel| &channel.endpoints);
         let endpoint = endpoints.find(|endpoint| endpoint.address == address);
         rows.push(row(backend.name, backend.capacity, endpoint));
+    }
+    if columns < WIDE {
+        keep_columns(&mut rows, &[0, 2, 3, 4, 5, 9]);
     }
     table(&rows, terminal)
 }
@@ -165,7 +192,7 @@ mod tests {
     use super::*;
     use crate::ui::ColorMode;
 
-    /// The widest frame fits a terminal of 80 columns and 24 rows.
+    /// The widest frame fits 24 rows of 80 columns, and of 50 columns.
     #[test]
     fn the_picture_fits_a_small_terminal() {
         let traffic = json!({ "started": 1, "succeeded": 1, "failed": 1, "in_flight": 1, "rate": 600.4, "failures": 120.4,
@@ -190,11 +217,18 @@ mod tests {
             });
             for last in edits.chain(["large started again".to_owned()]) {
                 let page = Some("http://127.0.0.1:65535/");
-                let frame = ScreenFrame { act, progress: 1.0, last: &last, page };
-                let picture = render(&TerminalOutput::new(ColorMode::Never), &frame, &state, &backends);
-                assert!(picture.lines().all(|line| line.chars().count() < 80), "{picture}");
-                assert!(picture.lines().count() < 24, "{picture}");
-                assert!(BACKENDS.iter().all(|(name, _)| picture.contains(name)), "{picture}");
+                let mesh = "/tmp/evenkeel-demo-BwuJqX/mesh.yaml";
+                let frame = ScreenFrame { act, progress: 1.0, last: &last, page, mesh };
+                for columns in [80, 50] {
+                    let terminal = TerminalOutput::new(ColorMode::Never);
+                    let lines = render(&terminal, &frame, &state, &backends, columns);
+                    let picture = lines.join("\n");
+                    assert!(lines.iter().all(|line| line.chars().count() < columns), "{columns}:\n{picture}");
+                    assert!(lines.len() < 24, "{picture}");
+                    assert!(BACKENDS.iter().all(|(name, _)| picture.contains(name)), "{picture}");
+                    assert!(picture.contains(mesh) && picture.contains("fail/s"), "{picture}");
+                    assert_eq!(picture.contains("busy"), columns == 80, "{picture}");
+                }
             }
         }
     }

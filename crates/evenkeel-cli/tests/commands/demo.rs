@@ -80,6 +80,39 @@ fn nothing_is_left_running() {
     });
 }
 
+/// With `--stay` the demo outlives its acts. An edit of the mesh file reaches the client, and an invalid one is reported.
+#[test]
+fn the_demo_stays_for_edits() {
+    let mut demo = RunningCommand::start(["demo", "--stay", "--seconds", "12"]);
+    let page = page(&mut demo);
+    let mesh = PathBuf::from(demo.line_with("mesh: ").trim_start_matches("mesh: "));
+    demo.line_with("round robin failed");
+    demo.line_with("Running until Ctrl-C.");
+    assert_eq!(demo.line_with("page: "), format!("  page: http://{page}/"));
+    assert_eq!(demo.line_with("mesh: "), format!("  mesh: {}", mesh.display()));
+    let state = || -> Value { serde_json::from_str(&get(&page, "/api/state")).expect("a state") };
+    let addresses = |state: &Value| -> Vec<String> {
+        let endpoints = state["channels"][0]["endpoints"].as_array().cloned().unwrap_or_default();
+        endpoints.iter().filter_map(|endpoint| endpoint["address"].as_str().map(str::to_owned)).collect()
+    };
+    let backend = addresses(&state()).pop().expect("five endpoints");
+
+    let edit = |text: &str| std::fs::write(&mesh, text).expect("the file can be written");
+    edit(&format!("services: {{orders: {{}}}}\nclusters: {{orders: {{endpoints: [\"{backend}\"]}}}}\n"));
+    demo.line_with("read again: 1 service, 1 cluster, 1 endpoint");
+    wait_until("the client has one endpoint with calls", || {
+        let state = state();
+        addresses(&state) == [backend.as_str()]
+            && state["channels"][0]["traffic"]["rate"].as_f64() > Some(0.0)
+    });
+    edit("services: {orders: {cluster: nowhere}}\n");
+    demo.line_with("services.orders.cluster: unknown cluster \"nowhere\"");
+    demo.line_with("the edit is rejected; the previous version is still served");
+    demo.signal("INT");
+    assert_eq!(demo.end().code(), Some(0));
+    assert!(!mesh.exists(), "its folder is removed");
+}
+
 /// The page shows the endpoints and the acts, and loads nothing from other origins. The screenshots are those
 /// of the README.
 #[tokio::test(flavor = "multi_thread")]
@@ -139,6 +172,7 @@ fn invalid_flags_are_reported() {
     let refused = |args: &[&str]| evenkeel(["demo"].iter().chain(args)).ends_with(2).stderr;
     assert!(refused(&["--seconds", "5"]).contains("12..=3600"));
     assert!(refused(&["--page", "127.0.0.1:0", "--no-page"]).contains("cannot be used with"));
+    assert!(refused(&["--stay", "--json"]).contains("cannot be used with"));
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
     assert!(refused(&["--page", &address]).contains(&format!("cannot listen on {address}")));
