@@ -10,6 +10,7 @@ mod demo;
 mod doctor;
 mod ends;
 mod explain;
+mod input;
 mod inspect;
 mod man;
 mod serve;

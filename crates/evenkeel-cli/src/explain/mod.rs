@@ -18,6 +18,7 @@ use serde_json::json;
 
 use self::answer::{CallHeaders, ExplainRequest, Explanation};
 use self::known::LocalResources;
+use crate::input;
 use crate::ui::{CliError, CliExit, TerminalOutput};
 
 /// Show the routing and balancing of a call, from a mesh file alone.
@@ -27,7 +28,7 @@ use crate::ui::{CliError, CliExit, TerminalOutput};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExplainArgs {
-    /// Path of the mesh file.
+    /// Path of the mesh file, or - for standard input.
     mesh: PathBuf,
     /// Target of the client's channel, such as xds:///orders. Optional if the mesh has one service.
     #[arg(long)]
@@ -50,6 +51,7 @@ const EXAMPLES: &str = "\
 Examples:
   evenkeel explain mesh.yaml --target xds:///orders
   evenkeel explain mesh.yaml --target xds:///orders --path /shop.Orders/Get --header x-user:ann
+  kubectl get configmap evenkeel-mesh -o jsonpath='{.data.mesh\\.yaml}' | evenkeel explain -
   evenkeel explain mesh.yaml --json | jq '.clusters[].tree'
 
 Exit codes: 0 the call reaches an endpoint, 1 it fails, or some such calls fail,
@@ -58,7 +60,7 @@ Exit codes: 0 the call reaches an endpoint, 1 it fails, or some such calls fail,
 // All commands share one signature; this one awaits nothing.
 #[allow(clippy::unused_async)]
 pub(crate) async fn run(args: ExplainArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
-    let mesh = Mesh::load(&args.mesh).map_err(|errors| CliError::usage(errors.to_string()))?;
+    let mesh = input::mesh(&args.mesh)?;
     let question = question(&args, &mesh)?;
     let resources = mesh.resources();
     let answer = Explanation::new(&question, &LocalResources::parse(resources.iter()));

@@ -8,9 +8,10 @@ use evenkeel_xds::bootstrap::Bootstrap;
 
 use super::locate::locate;
 use super::{Finding, ValidationReport, count};
+use crate::input;
 
 pub(super) fn verdict(file: &Path, text: &str) -> ValidationReport {
-    let subject = file.display().to_string();
+    let subject = input::name(file);
     // The bootstrap parser reports syntax errors without a position, so the syntax is checked separately.
     if let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(text) {
         let what = error.to_string();

@@ -14,9 +14,10 @@ use super::{Finding, ValidationReport, count};
 use crate::explain::known::LocalResources;
 use crate::explain::local_bootstrap;
 use crate::explain::walk::ClientSimulation;
+use crate::input;
 
 pub(super) fn verdict(file: &Path, text: &str) -> ValidationReport {
-    let subject = file.display().to_string();
+    let subject = input::name(file);
     let mesh = match Mesh::from_yaml(text) {
         Ok(mesh) => mesh,
         Err(errors) => {

@@ -19,6 +19,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::input;
 use crate::ui::{self, CliError, CliExit, TerminalOutput, TextStyle};
 
 /// Report the errors that clients would reject a mesh, a bootstrap or a control plane's resources for.
@@ -29,7 +30,7 @@ use crate::ui::{self, CliError, CliExit, TerminalOutput, TextStyle};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ValidateArgs {
-    /// Paths of meshes and bootstraps.
+    /// Paths of meshes and bootstraps, or - for standard input.
     #[arg(required_unless_present_any = ["server", "bootstrap", "target"], conflicts_with_all = ["server", "bootstrap"])]
     files: Vec<PathBuf>,
     /// Kind of the files, instead of detecting it.
@@ -62,6 +63,7 @@ const EXAMPLES: &str = "\
 Examples:
   evenkeel validate mesh.yaml
   evenkeel validate bootstrap.json
+  echo \"$GRPC_XDS_BOOTSTRAP_CONFIG\" | evenkeel validate -
   evenkeel validate --server 127.0.0.1:18000 --target xds:///orders
   evenkeel validate --bootstrap \"$GRPC_XDS_BOOTSTRAP\" --target xds:///orders
 
@@ -80,6 +82,9 @@ pub(crate) async fn run(args: ValidateArgs, terminal: &TerminalOutput) -> Result
         let text = "--target requires a control plane: --server HOST:PORT, or --bootstrap FILE";
         return Err(CliError::usage(text));
     }
+    if args.files.iter().filter(|file| input::is_stdin(file)).count() > 1 {
+        return Err(CliError::usage("standard input can be read only once: expected one -"));
+    }
     let verdicts = if let Some(target) = &args.target {
         vec![server::verdict(&args, target, terminal).await?]
     } else {
@@ -97,8 +102,7 @@ pub(crate) async fn run(args: ValidateArgs, terminal: &TerminalOutput) -> Result
 }
 
 fn of_file(file: &Path, kind: Option<FileKind>) -> Result<ValidationReport, CliError> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| CliError::usage(format!("{}: cannot be read: {error}", file.display())))?;
+    let text = input::read(file)?;
     Ok(match kind.unwrap_or_else(|| FileKind::of(&text)) {
         FileKind::Mesh => mesh::verdict(file, &text),
         FileKind::Bootstrap => bootstrap::verdict(file, &text),

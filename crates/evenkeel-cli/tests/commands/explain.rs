@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::{CommandOutput, TempFolder, evenkeel, first_line};
+use crate::common::{CommandOutput, TempFolder, evenkeel, evenkeel_with_input, first_line};
 
 /// Routes by path, header, fraction and weight; two localities, two priorities, drops, limits; an unhealthy
 /// endpoint.
@@ -401,4 +401,15 @@ fn a_pipe_gets_no_colours() {
 fn help_has_examples() {
     let help = evenkeel(["explain", "--help"]).ends_with(0).stdout;
     assert!(help.contains("Examples:\n  evenkeel explain mesh.yaml --target xds:///orders\n"), "{help}");
+}
+
+/// The path `-` is standard input, and errors name it.
+#[test]
+fn standard_input_is_a_mesh() {
+    let explained = evenkeel_with_input(["explain", "-", "--target", "xds:///carts"], SHOP).ends_with(0);
+    assert_eq!(explained.stdout, explain(SHOP, &["--target", "xds:///carts"]).stdout);
+    let invalid =
+        evenkeel_with_input(["explain", "-"], "services:\n  orders: {cluster: nowhere}\n").ends_with(2);
+    let expected = "error: <stdin>:2:21: services.orders.cluster: unknown cluster \"nowhere\"\n";
+    assert_eq!(invalid.stderr, expected);
 }

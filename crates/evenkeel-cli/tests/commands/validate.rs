@@ -13,7 +13,7 @@ use testkit::net::certs::Ca;
 use testkit::net::{ControlPlane, Tls};
 use testkit::resources;
 
-use crate::common::{TempFolder, command, evenkeel};
+use crate::common::{TempFolder, command, evenkeel, evenkeel_with_input};
 
 /// All problems of a bootstrap are reported at once, each with its line and column.
 #[test]
@@ -402,4 +402,17 @@ fn unsupported_control_planes_are_reported() {
     assert!(first.contains("\"xds:///control\" is an xDS target itself; expected the address"), "{first}");
     let outcome = evenkeel(["validate", "--target", "xds:///orders"]).ends_with(2);
     assert!(outcome.stderr.contains("--server HOST:PORT, or --bootstrap FILE"), "{}", outcome.stderr);
+}
+
+/// The path `-` is standard input, for both kinds of files.
+#[test]
+fn standard_input_is_validated() {
+    let mesh = "services:\n  orders: {}\nclusters:\n  orders:\n    endpoint: []\n";
+    let invalid = evenkeel_with_input(["validate", "-"], mesh).ends_with(1).stdout;
+    assert!(invalid.starts_with("<stdin>:5:5: error: clusters.orders.endpoint: unknown key"), "{invalid}");
+    let bootstrap = r#"{"xds_servers": [{"server_uri": "a:1", "channel_creds": [{"type": "tls"}]}]}"#;
+    let valid = evenkeel_with_input(["validate", "-"], bootstrap).ends_with(0).stdout;
+    assert!(valid.starts_with("<stdin>: fine: 1 control plane"), "{valid}");
+    let twice = evenkeel_with_input(["validate", "-", "-"], bootstrap).ends_with(2).stderr;
+    assert!(twice.contains("standard input can be read only once"), "{twice}");
 }

@@ -7,7 +7,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -27,6 +27,22 @@ pub(crate) struct CommandOutput {
 /// Runs the command to completion.
 pub(crate) fn evenkeel<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> CommandOutput {
     let output = command(args).output().expect("the command starts");
+    CommandOutput { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+}
+
+/// Runs the command to completion with this text as its standard input.
+pub(crate) fn evenkeel_with_input<S: AsRef<OsStr>>(
+    args: impl IntoIterator<Item = S>,
+    input: &str,
+) -> CommandOutput {
+    let mut command = command(args);
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().expect("the command starts");
+    let mut stdin = child.stdin.take().expect("it was piped");
+    // Fails if the command has exited. The output shows why.
+    let _ = stdin.write_all(input.as_bytes());
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
     CommandOutput { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
 }
 
