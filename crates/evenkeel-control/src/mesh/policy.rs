@@ -83,6 +83,7 @@ impl ClusterPolicy {
             }
             return None;
         }
+        conversion.check_spelling(name, at);
         let typed = conversion.typed(name, &settings, &at.key(name));
         let list = policy_list(vec![typed]);
         // These policies pick inside one locality, so another one divides the calls among localities (A52).
@@ -103,6 +104,18 @@ pub(super) type ErrorSink<'a> = &'a mut dyn FnMut(&MeshPath<'_>, String);
 fn entry(name: &str, settings: Value) -> Value {
     Value::Object(Map::from_iter([(name.to_owned(), settings)]))
 }
+
+/// Names of gRPC's policies that a mesh can select.
+const POLICY_NAMES: [&str; 8] = [
+    DEFAULT_POLICY,
+    "least_request",
+    "pick_first",
+    "random_subsetting",
+    "ring_hash",
+    "round_robin",
+    "weighted_round_robin",
+    "wrr_locality",
+];
 
 /// Policies that have messages of their own.
 #[derive(Clone, Copy)]
@@ -154,7 +167,13 @@ impl PolicyConverter<'_> {
                     policies.extend(self.policy(json, &at.index(i)));
                 }
             }
-            json => policies.extend(self.policy(json, at)),
+            json => {
+                let entry = self.entry(json, at);
+                policies.extend(entry.map(|(name, settings)| {
+                    self.check_spelling(name, at);
+                    self.typed(name, &settings, &at.key(name))
+                }));
+            }
         }
         self.depth -= 1;
         policy_list(policies)
@@ -187,6 +206,28 @@ impl PolicyConverter<'_> {
                 (self.problems)(at, format!("{text}, found {}", describe(json)));
                 None
             }
+        }
+    }
+
+    /// Reports a single policy whose name nearly is one of gRPC's. A client would reject the whole cluster. Lists are for
+    /// custom policies, and are not checked.
+    fn check_spelling(&mut self, name: &str, at: &MeshPath<'_>) {
+        // More differences are as likely in the name of a custom policy, such as `my_round_robin`.
+        const MOST_DIFFERENCES: usize = 2;
+        let names = POLICY_NAMES.iter().copied();
+        // A dot separates the name of a custom policy from its owner.
+        if name.contains('.') || names.clone().any(|known| known == name) || KnownPolicy::of(name).is_some() {
+            return;
+        }
+        let found = name.to_lowercase().replace('-', "_");
+        if let Some(nearest) = closest_match(&found, names)
+            && distance(&found, nearest) <= MOST_DIFFERENCES
+        {
+            let text = format!(
+                "unknown policy {}; did you mean {nearest}? (a custom policy with this name must be in a list)",
+                quoted(name)
+            );
+            (self.problems)(at, text);
         }
     }
 

@@ -161,6 +161,42 @@ clusters:
     );
 }
 
+/// A name that nearly is one of gRPC's is a typing error, unless it is in a list or its owner is part of it.
+#[test]
+fn names_of_policies() {
+    let hint = "? (a custom policy with this name must be in a list)";
+    check_errors(
+        "
+clusters:
+  a:
+    endpoints: []
+    policy: round_robbin
+  b: {endpoints: [], policy: {WEIGHTED_ROUND_ROBIN: {}}}
+  c: {endpoints: [], policy: least-requests}
+  d: {endpoints: [], policy: {wrr_locality: {child_policy: {ring_hsh: {}}}}}
+",
+        &[
+            &format!(
+                "5:13: clusters.a.policy: unknown policy \"round_robbin\"; did you mean round_robin{hint}"
+            ),
+            &format!(
+                "6:30: clusters.b.policy: unknown policy \"WEIGHTED_ROUND_ROBIN\"; did you mean weighted_round_robin{hint}"
+            ),
+            &format!(
+                "7:30: clusters.c.policy: unknown policy \"least-requests\"; did you mean least_request{hint}"
+            ),
+            &format!(
+                "8:60: clusters.d.policy.wrr_locality.child_policy: unknown policy \"ring_hsh\"; did you mean ring_hash{hint}"
+            ),
+        ],
+    );
+    for policy in ["my_round_robin", "acme.round_robin", "[{round_robbin: {}}]", "least_request_experimental"]
+    {
+        let yaml = format!("clusters: {{a: {{endpoints: [], policy: {policy}}}}}\n");
+        Mesh::from_yaml(&yaml).unwrap_or_else(|errors| panic!("{policy}: {errors}"));
+    }
+}
+
 #[test]
 fn services() {
     check_errors(
