@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Service};
-use examples::shop::OrdersClient;
+use examples::shop::GetRequest;
+use examples::shop::orders_client::OrdersClient;
 use examples::{Backend, Outcome, Tally};
 use tonic::Request;
 
@@ -23,18 +24,18 @@ async fn main() -> Outcome {
     let bootstrap = Bootstrap::from_json(&control.bootstrap("call-by-xds"))?;
     let channel = Channel::builder("xds:///orders").bootstrap(bootstrap).build()?;
     let mut orders = OrdersClient::new(channel.clone());
-    let mut request = Request::new("order 7".to_owned());
+    let mut request = Request::new(GetRequest { id: "7".to_owned() });
     request.set_timeout(Duration::from_secs(5));
     let answer = orders.get(request).await?;
-    println!("xds:///orders: response from {}", answer.into_inner());
+    println!("xds:///orders: response from {}", answer.into_inner().backend);
 
     // A deployment: one update replaces all servers while the client makes calls.
     let new = [Backend::start("new-1").await?, Backend::start("new-2").await?];
     let mut before = Tally::of(&channel, 20).await;
     control.set_mesh(&mesh(&new));
     let moved = loop {
-        let answer = orders.get("order 8".to_owned()).await;
-        if answer.as_ref().is_ok_and(|server| server.get_ref().starts_with("new")) {
+        let answer = orders.get(GetRequest { id: "8".to_owned() }).await;
+        if answer.as_ref().is_ok_and(|order| order.get_ref().backend.starts_with("new")) {
             break answer;
         }
         before.add(answer);

@@ -7,7 +7,8 @@
 use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{Cluster, ControlPlane, Endpoint, HeaderMatch, Mesh, Route, Service};
 use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
-use examples::shop::OrdersClient;
+use examples::shop::GetRequest;
+use examples::shop::orders_client::OrdersClient;
 use examples::{Backend, Outcome, Tally};
 use tonic::Request;
 
@@ -48,7 +49,7 @@ async fn asking(channel: &Channel) -> Tally {
     let mut orders = OrdersClient::new(channel.clone());
     let mut tally = Tally::default();
     for _ in 0..100 {
-        let mut request = Request::new(String::new());
+        let mut request = Request::new(GetRequest::default());
         request.metadata_mut().insert("x-canary", tonic::metadata::MetadataValue::from_static("please"));
         tally.add(orders.get(request).await);
     }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{ControlPlane, Mesh};
-use examples::shop::OrdersClient;
+use examples::shop::GetRequest;
+use examples::shop::orders_client::OrdersClient;
 use examples::{Backend, Outcome, Tally, connected};
 
 #[tokio::main]
@@ -35,7 +36,7 @@ async fn main() -> Outcome {
     let mut orders = OrdersClient::new(channel.clone());
     let mut returning = Tally::default();
     while returning.by("eu-1") + returning.by("eu-2") == 0 {
-        returning.add(orders.get(String::new()).await);
+        returning.add(orders.get(GetRequest::default()).await);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     println!("eu returns:   {returning}");

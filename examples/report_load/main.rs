@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use evenkeel::Channel;
 use evenkeel_orca::ServerLoad;
-use examples::shop::{Orders, OrdersServer};
+use examples::shop::orders_server::{Orders, OrdersServer};
+use examples::shop::{GetRequest, Order};
 use examples::{Load, Outcome};
 use tokio::net::TcpListener;
 use tokio::time::interval;
@@ -76,7 +77,7 @@ struct Shop(&'static str);
 
 #[tonic::async_trait]
 impl Orders for Shop {
-    async fn get(&self, _: Request<String>) -> Result<Response<String>, Status> {
-        Ok(Response::new(self.0.to_owned()))
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<Order>, Status> {
+        Ok(Response::new(Order { id: request.into_inner().id, backend: self.0.to_owned() }))
     }
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, RetryOn, Route, RouteRetry, Service};
 use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
-use examples::shop::OrdersClient;
+use examples::shop::GetRequest;
+use examples::shop::orders_client::OrdersClient;
 use examples::{Backend, Outcome, Tally, connected};
 
 #[tokio::main]
@@ -39,7 +40,7 @@ async fn main() -> Outcome {
     let mut orders = OrdersClient::new(channel);
     for _ in 0..6 {
         let began = Instant::now();
-        if let Err(status) = orders.get(String::new()).await {
+        if let Err(status) = orders.get(GetRequest::default()).await {
             println!("with a limit of 200 ms: after {} ms {status}", began.elapsed().as_millis());
             break;
         }

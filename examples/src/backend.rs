@@ -15,9 +15,10 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 
-use crate::shop::{Orders, OrdersServer};
+use crate::shop::orders_server::{Orders, OrdersServer};
+use crate::shop::{GetRequest, Order};
 
-/// Server of `shop.Orders` that responds with its name. It is killed when dropped.
+/// Server of `shop.Orders` whose orders have its name. It is killed when dropped.
 #[derive(Debug)]
 pub struct Backend {
     shop: Shop,
@@ -57,15 +58,15 @@ struct Behaviour {
 
 #[tonic::async_trait]
 impl Orders for Shop {
-    async fn get(&self, order: Request<String>) -> Result<Response<String>, Status> {
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<Order>, Status> {
         self.behaviour.calls.fetch_add(1, Ordering::Relaxed);
-        let certificate = order.peer_certs().and_then(|chain| Some(chain.first()?.to_vec()));
+        let certificate = request.peer_certs().and_then(|chain| Some(chain.first()?.to_vec()));
         *self.behaviour.caller.lock().unwrap_or_else(PoisonError::into_inner) = certificate;
         tokio::time::sleep(Duration::from_millis(self.behaviour.takes_ms.load(Ordering::Relaxed))).await;
         if self.behaviour.fails.load(Ordering::Relaxed) {
             return Err(Status::unavailable(format!("{} has no database", self.name)));
         }
-        Ok(Response::new(self.name.clone()))
+        Ok(Response::new(Order { id: request.into_inner().id, backend: self.name.clone() }))
     }
 }
 
@@ -88,7 +89,7 @@ impl Backend {
         Ok(Backend { shop, address, drain: Some(drain), served, runtime: Some(runtime) })
     }
 
-    /// Returns the name, which is also the response.
+    /// Returns the name, which every response has.
     pub fn name(&self) -> &str {
         &self.shop.name
     }

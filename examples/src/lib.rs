@@ -1,6 +1,6 @@
 //! Shared parts of the examples: one service, its servers, and counted calls.
 //!
-//! All servers listen on loopback. `shop` is the code that tonic would generate from a `.proto` file.
+//! All servers listen on loopback. `shop` is the code that tonic generates from `proto/shop.proto`.
 //! `backend` is a server that can be killed, drained and made to fail. `tally` counts calls by server.
 
 #![forbid(unsafe_code)]

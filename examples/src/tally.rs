@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 use tokio::time::interval;
 use tonic::Status;
 
-use crate::shop::OrdersClient;
+use crate::shop::orders_client::OrdersClient;
+use crate::shop::{GetRequest, Order};
 
 /// Number of calls by server, and of failed calls. It prints as `a 30 (75 %), b 10 (25 %); failed 0`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,15 +28,15 @@ impl Tally {
         let mut orders = OrdersClient::new(channel.clone());
         let mut tally = Tally::default();
         for order in 0..calls {
-            tally.add(orders.get(order.to_string()).await);
+            tally.add(orders.get(GetRequest { id: order.to_string() }).await);
         }
         tally
     }
 
     /// Counts the result of one call.
-    pub fn add(&mut self, answer: Result<tonic::Response<String>, Status>) {
+    pub fn add(&mut self, answer: Result<tonic::Response<Order>, Status>) {
         match answer {
-            Ok(server) => *self.answered.entry(server.into_inner()).or_default() += 1,
+            Ok(order) => *self.answered.entry(order.into_inner().backend).or_default() += 1,
             Err(_) => self.failed += 1,
         }
     }
@@ -54,7 +55,7 @@ impl fmt::Display for Tally {
             format!("{name} {calls} ({share:.0} %)")
         });
         let servers = servers.collect::<Vec<_>>().join(", ");
-        write!(f, "{}; failed {}", if servers.is_empty() { "nobody" } else { &servers }, self.failed)
+        write!(f, "{}; failed {}", if servers.is_empty() { "none" } else { &servers }, self.failed)
     }
 }
 
@@ -110,7 +111,7 @@ async fn call_steadily(
             _ = ticks.tick() => {
                 let (mut orders, ended) = (OrdersClient::new(channel.clone()), ended.clone());
                 calls.spawn(async move {
-                    let answer = orders.get(String::new()).await;
+                    let answer = orders.get(GetRequest::default()).await;
                     ended.lock().unwrap_or_else(PoisonError::into_inner).add(answer);
                 });
             }

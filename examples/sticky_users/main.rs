@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{Cluster, ClusterPolicy, ControlPlane, Endpoint, Mesh, Route, RouteHash, Service};
-use examples::shop::OrdersClient;
+use examples::shop::GetRequest;
+use examples::shop::orders_client::OrdersClient;
 use examples::{Backend, Outcome, until};
 use serde_json::json;
 use tonic::{Request, Status};
@@ -77,9 +78,9 @@ async fn homes(channel: &Channel) -> Result<BTreeMap<u32, String>, Status> {
     let mut orders = OrdersClient::new(channel.clone());
     let mut homes = BTreeMap::new();
     for user in 0..USERS {
-        let mut request = Request::new(String::new());
+        let mut request = Request::new(GetRequest::default());
         request.metadata_mut().insert("x-user", user.into());
-        homes.insert(user, orders.get(request).await?.into_inner());
+        homes.insert(user, orders.get(request).await?.into_inner().backend);
     }
     Ok(homes)
 }

@@ -9,7 +9,8 @@ use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{Cluster, ControlPlane, Endpoint, FaultModes, Mesh, Service};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterResource;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
-use examples::shop::OrdersClient;
+use examples::shop::GetRequest;
+use examples::shop::orders_client::OrdersClient;
 use examples::{Backend, Outcome};
 use tonic::{Code, Request};
 
@@ -24,7 +25,7 @@ async fn main() -> Outcome {
     let bootstrap = Bootstrap::from_json(&control.bootstrap("test-a-client"))?;
     let channel = Channel::builder("xds:///orders").bootstrap(bootstrap.clone()).build()?;
     let mut orders = OrdersClient::new(channel);
-    check("a call gets through", orders.get(String::new()).await.is_ok());
+    check("a call gets through", orders.get(GetRequest::default()).await.is_ok());
 
     control.wait_acked::<ClusterLoadAssignment>().await;
     check("the endpoints were accepted", true);
@@ -38,7 +39,7 @@ async fn main() -> Outcome {
     let nack = control.wait_nacked::<ClusterResource>().await;
     println!("      message: {}", nack.error);
     check("a bad cluster is rejected by name", nack.error.contains("orders"));
-    check("and calls go on", orders.get(String::new()).await.is_ok());
+    check("and calls go on", orders.get(GetRequest::default()).await.is_ok());
     control.set_mesh(&mesh);
     control.wait_acked::<ClusterResource>().await;
     check("a good one is accepted again", true);
@@ -47,7 +48,7 @@ async fn main() -> Outcome {
     control.set_mesh(&mesh.clone().cluster("orders", Cluster::new()));
     control.wait_acked::<ClusterLoadAssignment>().await;
     let failure = loop {
-        if let Err(status) = orders.get(String::new()).await {
+        if let Err(status) = orders.get(GetRequest::default()).await {
             break status;
         }
     };
@@ -58,7 +59,7 @@ async fn main() -> Outcome {
     control.set_fault_modes(FaultModes { silent: true, ..FaultModes::default() });
     let client = evenkeel::XdsClient::builder(bootstrap).build();
     let mut waiting = OrdersClient::new(Channel::builder("xds:///orders").xds_client(client).build()?);
-    let mut request = Request::new(String::new());
+    let mut request = Request::new(GetRequest::default());
     request.set_timeout(Duration::from_millis(300));
     let status = waiting.get(request).await.err();
     let message = status.as_ref().map_or("", |status| status.message());

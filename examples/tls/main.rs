@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use evenkeel::{Channel, Credentials};
-use examples::shop::OrdersClient;
+use examples::shop::GetRequest;
+use examples::shop::orders_client::OrdersClient;
 use examples::{Backend, Outcome, Tls};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 
@@ -33,7 +34,7 @@ async fn main() -> Outcome {
         .build()?;
     let channel = Channel::builder(format!("ipv4:{address}")).credentials(credentials).build()?;
     let mut orders = OrdersClient::new(channel);
-    orders.get(String::new()).await?;
+    orders.get(GetRequest::default()).await?;
     println!(
         "before the rotation the server saw the first certificate: {}",
         server.caller() == Some(client.der)
@@ -48,13 +49,13 @@ async fn main() -> Outcome {
     std::fs::write(&key, &client.key)?;
     server.drain().await;
     let server = Backend::start_at("server", address, Some(second.server()?)).await?;
-    orders.get(String::new()).await?;
+    orders.get(GetRequest::default()).await?;
     println!("after the rotation it saw the second one: {}", server.caller() == Some(client.der));
 
     // Without a client certificate the handshake fails, and the status has the reason.
     let stranger = Credentials::tls().ca_file(&ca).server_name("orders.example").build()?;
     let channel = Channel::builder(format!("ipv4:{address}")).credentials(stranger).build()?;
-    if let Err(status) = OrdersClient::new(channel).get(String::new()).await {
+    if let Err(status) = OrdersClient::new(channel).get(GetRequest::default()).await {
         println!("without a certificate: {}", status.message());
     }
     Ok(())

@@ -6,7 +6,8 @@
 
 use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{ControlPlane, Mesh};
-use examples::shop::OrdersClient;
+use examples::shop::GetRequest;
+use examples::shop::orders_client::OrdersClient;
 use examples::{Backend, Outcome, Tally, connected, until};
 
 #[tokio::main]
@@ -21,7 +22,7 @@ async fn main() -> Outcome {
     let mut orders = OrdersClient::new(channel.clone());
     let mut order = Vec::new();
     for _ in 0..12 {
-        order.push(orders.get(String::new()).await?.into_inner());
+        order.push(orders.get(GetRequest::default()).await?.into_inner().backend);
     }
     println!("in this order:  {}", order.join(" "));
     println!("weights 1 2 3:  {}", Tally::of(&channel, 60).await);

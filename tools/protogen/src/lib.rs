@@ -1,5 +1,6 @@
 //! Generates committed code from `.proto` files without `protoc`: the messages of `evenkeel-proto`, and the
-//! services that `testkit` and `interop` serve or call. The latter use the messages of `evenkeel-proto`.
+//! services that `testkit`, `interop` and `examples` serve or call. Published services use the messages of
+//! `evenkeel-proto`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,8 +35,12 @@ pub struct Output {
 pub fn generate() -> Result<Vec<Output>, Box<dyn std::error::Error>> {
     Ok(vec![
         Output { folder: proto_crate().join("src/generated"), files: messages()? },
-        Output { folder: testkit().join("src/net/generated"), files: services(&testkit(), OF_TESTKIT)? },
-        Output { folder: interop().join("src/generated"), files: services(&interop(), OF_INTEROP)? },
+        Output {
+            folder: testkit().join("src/net/generated"),
+            files: services(&testkit(), OF_TESTKIT, false)?,
+        },
+        Output { folder: interop().join("src/generated"), files: services(&interop(), OF_INTEROP, false)? },
+        Output { folder: examples().join("src/generated"), files: services(&examples(), &[], true)? },
     ])
 }
 
@@ -64,10 +69,12 @@ fn messages() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error>> {
     Ok(files)
 }
 
-/// Generates the services of a package itself, and those of published packages.
+/// Generates the services of a package itself, and those of published packages. With `transport` the package's own
+/// clients have a method `connect` for tonic's channel, as with tonic's default features.
 fn services(
     package: &Path,
     of_published: &[(&str, Side)],
+    transport: bool,
 ) -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error>> {
     let published = descriptors()?;
     let own = compile(&package.join("proto"))?;
@@ -75,17 +82,18 @@ fn services(
         for (name, side) in of_published {
             let file = published.file.iter().find(|file| file.name() == *name);
             let file = file.ok_or_else(|| io::Error::other(format!("evenkeel-proto has no {name}")))?;
-            write_services(FileDescriptorSet { file: vec![file.clone()] }, *side, out)?;
+            write_services(FileDescriptorSet { file: vec![file.clone()] }, *side, false, out)?;
         }
-        write_services(own, Side::Both, out)
+        write_services(own, Side::Both, transport, out)
     })?)
 }
 
 /// Generates services. Packages under `envoy` and `xds` get no messages: those are in `evenkeel-proto`.
-fn write_services(set: FileDescriptorSet, side: Side, out: &Path) -> io::Result<()> {
+fn write_services(set: FileDescriptorSet, side: Side, transport: bool, out: &Path) -> io::Result<()> {
     tonic_prost_build::configure()
         .build_client(!matches!(side, Side::Server))
         .build_server(!matches!(side, Side::Client))
+        .build_transport(transport)
         .extern_path(".envoy", "::evenkeel_proto::envoy")
         .extern_path(".xds", "::evenkeel_proto::xds")
         .btree_map(".")
@@ -103,6 +111,10 @@ fn testkit() -> PathBuf {
 
 fn interop() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop")
+}
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples")
 }
 
 fn compile(root: &Path) -> Result<FileDescriptorSet, protox::Error> {

@@ -1,4 +1,4 @@
-//! `cargo run -p protogen` writes the generated code of `evenkeel-proto`, `testkit` and `interop`.
+//! `cargo run -p protogen` writes the generated code of `evenkeel-proto`, `testkit`, `interop` and `examples`.
 
 use std::error::Error;
 use std::fs;
