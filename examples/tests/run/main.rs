@@ -185,6 +185,17 @@ async fn look_inside() {
 }
 
 #[tokio::test]
+async fn mesh_tls() {
+    let printed = run(env!("CARGO_BIN_EXE_mesh_tls")).await;
+    assert_eq!(printed.after("over mTLS: response from"), "server");
+    assert_eq!(printed.after("the server saw a client certificate:"), "true");
+    let refused = printed.after("another identity:");
+    let (expected, found) = ("ns/shop/sa/payments", "ns/shop/sa/orders");
+    assert!(refused.starts_with("Unavailable:") && refused.contains(expected), "{refused}");
+    assert!(refused.contains(found), "{refused}");
+}
+
+#[tokio::test]
 async fn metrics() {
     let printed = run(env!("CARGO_BIN_EXE_metrics")).await;
     let calls = printed.tally("calls:");
