@@ -1,8 +1,11 @@
-//! Code blocks of `docs/guides`, compiled and partly run as doctests of this crate.
+//! Code blocks of `docs/guides` and of other pages for users, compiled and partly run as doctests of this crate.
 
 /// Compiled for doctests only.
 #[cfg(doctest)]
 mod compiled {
+    #[doc = include_str!("../../docs/istio-and-kubernetes.md")]
+    struct IstioAndKubernetes;
+
     #[doc = include_str!("../../docs/guides/laptop.md")]
     struct Laptop;
 

@@ -55,6 +55,10 @@ fn links_of_the_guides_lead_somewhere() {
     for (page, text) in pages() {
         for link in text.split("](").skip(1) {
             let link = link.split([')', '#']).next().unwrap();
+            // An anchor of the page itself.
+            if link.is_empty() {
+                continue;
+            }
             let path = page.parent().unwrap().join(link);
             assert!(link.starts_with("https://") || path.exists(), "{page:?}: {link}");
         }
@@ -78,15 +82,57 @@ fn files_in_the_guides_are_valid() {
     assert!(seen.iter().all(|count| *count > 1), "{seen:?}");
 }
 
+/// Status texts on the troubleshooting page are texts of the sources. `...` stands for any value.
+#[test]
+fn texts_of_the_troubleshooting_page_are_in_the_sources() {
+    let mut sources = String::new();
+    for name in ["evenkeel", "evenkeel-core", "evenkeel-http2", "evenkeel-xds"] {
+        collect(&root().join("crates").join(name).join("src"), &mut sources);
+    }
+    let (mut checked, mut missing) = (0, Vec::new());
+    for row in read(&root().join("docs/troubleshooting.md")).lines() {
+        let Some(cell) = row.strip_prefix("| `").and_then(|rest| rest.split(" | ").next()) else { continue };
+        for text in cell.split('`').step_by(2) {
+            for part in
+                text.split("...").map(|part| part.trim_matches([' ', ':'])).filter(|part| !part.is_empty())
+            {
+                checked += 1;
+                if !sources.contains(part) {
+                    missing.push(part.to_owned());
+                }
+            }
+        }
+    }
+    assert!(checked > 40 && missing.is_empty(), "of {checked} texts no status has {missing:#?}");
+}
+
+/// Appends the Rust files below a folder, with strings of several lines joined.
+fn collect(folder: &Path, sources: &mut String) {
+    for entry in fs::read_dir(folder).expect("a folder of sources") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            collect(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let mut lines = read(&path);
+            lines = lines.split("\\\n").map(str::trim_start).collect();
+            sources.push_str(&lines.replace("\\\"", "\""));
+        }
+    }
+}
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the examples stand in the workspace")
 }
 
-/// Returns the guides and the README of the examples.
+/// Pages in `docs` with the same rules as the guides.
+const USER_PAGES: [&str; 2] = ["istio-and-kubernetes.md", "troubleshooting.md"];
+
+/// Returns the guides, the other pages for users and the README of the examples.
 fn pages() -> Vec<(PathBuf, String)> {
     let guides = fs::read_dir(root().join("docs/guides")).expect("there are guides");
     let guides = guides.map(|entry| entry.expect("they can be listed").path());
-    let pages: Vec<_> = guides.chain([root().join("examples/README.md")]).collect();
+    let users = USER_PAGES.map(|name| root().join("docs").join(name));
+    let pages: Vec<_> = guides.chain(users).chain([root().join("examples/README.md")]).collect();
     assert!(pages.len() > 5);
     pages.into_iter().map(|page| (page.clone(), read(&page))).collect()
 }
