@@ -9,6 +9,9 @@ mod compiled {
     #[doc = include_str!("../../docs/guides/laptop.md")]
     struct Laptop;
 
+    #[doc = include_str!("../../docs/migrating.md")]
+    struct Migrating;
+
     #[doc = include_str!("../../docs/guides/own-policy.md")]
     struct OwnPolicy;
 

@@ -125,7 +125,7 @@ fn root() -> &'static Path {
 }
 
 /// Pages in `docs` with the same rules as the guides.
-const USER_PAGES: [&str; 2] = ["istio-and-kubernetes.md", "troubleshooting.md"];
+const USER_PAGES: [&str; 3] = ["istio-and-kubernetes.md", "migrating.md", "troubleshooting.md"];
 
 /// Returns the guides, the other pages for users and the README of the examples.
 fn pages() -> Vec<(PathBuf, String)> {
