@@ -106,6 +106,27 @@ fn texts_of_the_troubleshooting_page_are_in_the_sources() {
     assert!(checked > 40 && missing.is_empty(), "of {checked} texts no status has {missing:#?}");
 }
 
+/// Versions on the compatibility page are those of the workspace's manifest.
+#[test]
+fn versions_of_the_compatibility_page_are_required() {
+    let manifest = read(&root().join("Cargo.toml"));
+    let page = read(&root().join("docs/compatibility.md"));
+    let rows =
+        page.split("## ").find(|section| section.starts_with("Versions")).expect("a table of versions");
+    let mut checked = 0;
+    for row in rows.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let (name, version) = row.split_once("` | ").expect("a name and a version");
+        let version = version.split(' ').next().unwrap_or_default();
+        let required = [format!("{name} = \"{version}\""), format!("{name} = {{ version = \"{version}\"")];
+        assert!(
+            manifest.lines().any(|line| required.iter().any(|required| line.starts_with(required))),
+            "Cargo.toml does not require {name} {version}"
+        );
+        checked += 1;
+    }
+    assert_eq!(checked, 8);
+}
+
 /// Appends the Rust files below a folder, with strings of several lines joined.
 fn collect(folder: &Path, sources: &mut String) {
     for entry in fs::read_dir(folder).expect("a folder of sources") {
@@ -125,7 +146,15 @@ fn root() -> &'static Path {
 }
 
 /// Pages in `docs` with the same rules as the guides.
-const USER_PAGES: [&str; 3] = ["istio-and-kubernetes.md", "migrating.md", "troubleshooting.md"];
+const USER_PAGES: [&str; 7] = [
+    "compatibility.md",
+    "do-i-need-this.md",
+    "glossary.md",
+    "istio-and-kubernetes.md",
+    "migrating.md",
+    "production-checklist.md",
+    "troubleshooting.md",
+];
 
 /// Returns the guides, the other pages for users and the README of the examples.
 fn pages() -> Vec<(PathBuf, String)> {
