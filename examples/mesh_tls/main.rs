@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use evenkeel::{Bootstrap, Channel, Credentials};
+use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Service};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterResource;
 use evenkeel_proto::envoy::config::core::v3::TransportSocket;
@@ -49,11 +49,9 @@ async fn main() -> Outcome {
     require_mtls(&control, ORDERS);
 
     let bootstrap = Bootstrap::from_json(&bootstrap(&control, folder.path())?)?;
-    let channel = Channel::builder("xds:///orders")
-        .bootstrap(bootstrap)
-        // The argument is for clusters without TLS settings. Connections of other clusters never use it.
-        .credentials(Credentials::xds(Credentials::insecure()))
-        .build()?;
+    // No credentials: the bootstrap has certificate providers, so the TLS settings of clusters apply. The default is
+    // `Credentials::xds(Credentials::insecure())`, where the argument is for clusters without TLS settings.
+    let channel = Channel::builder("xds:///orders").bootstrap(bootstrap).build()?;
     let mut orders = OrdersClient::new(channel);
     let order = orders.get(GetRequest::default()).await?.into_inner();
     println!("over mTLS: response from {}", order.backend);
