@@ -13,7 +13,7 @@ pub(super) struct ChannelLog {
     has_config: bool,
     /// Start and latest error of a failure of name resolution.
     resolution_failure: Option<(Instant, Status)>,
-    /// Start of TRANSIENT_FAILURE.
+    /// Time at which the channel entered TRANSIENT_FAILURE.
     failing_since: Option<Instant>,
 }
 
