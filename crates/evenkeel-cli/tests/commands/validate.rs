@@ -251,9 +251,11 @@ fn a_mesh_is_judged_by_its_yaml_first() {
     assert_eq!(outcome.stdout, format!("{good}: fine: 2 services, 1 cluster, 2 endpoints\n"));
     let outcome = evenkeel(["validate", &good, &bad]).ends_with(1);
     let lines: Vec<_> = outcome.stdout.lines().collect();
-    assert!(lines[1].starts_with(&format!("{bad}:5:")), "{lines:?}");
-    assert!(lines[1].contains(": error: clusters.orders.endpoints[0]"), "{lines:?}");
-    assert_eq!(lines.last(), Some(&format!("{bad}: 1 error").as_str()));
+    assert!(lines[1].starts_with(&format!("{bad}:2:")), "{lines:?}");
+    assert!(lines[1].contains(": error: services.orders.cluster: unknown cluster"), "{lines:?}");
+    assert!(lines[2].starts_with(&format!("{bad}:5:")), "{lines:?}");
+    assert!(lines[2].contains(": error: clusters.orders.endpoints[0]"), "{lines:?}");
+    assert_eq!(lines.last(), Some(&format!("{bad}: 2 errors").as_str()));
 }
 
 /// A resource that clients would NACK is reported with its name, the field path and the position of the

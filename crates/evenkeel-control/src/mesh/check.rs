@@ -157,7 +157,10 @@ impl MeshChecker<'_> {
     }
 
     fn reference(&mut self, cluster: &str, at: &MeshPath<'_>) {
-        if self.mesh.clusters.contains_key(cluster) {
+        // A cluster that could not be read has its own errors.
+        let is_written =
+            || self.yaml.is_some_and(|yaml| yaml.has(&MeshPath::Root.key("clusters").key(cluster)));
+        if self.mesh.clusters.contains_key(cluster) || is_written() {
             return;
         }
         let text = format!("unknown cluster {}", quoted(cluster));

@@ -50,6 +50,10 @@ impl MeshErrors {
         self
     }
 
+    pub(crate) fn into_iter(self) -> impl Iterator<Item = MeshError> {
+        self.0.into_iter()
+    }
+
     /// Iterates over the errors; there is at least one.
     pub fn iter(&self) -> impl Iterator<Item = &MeshError> {
         self.0.iter()

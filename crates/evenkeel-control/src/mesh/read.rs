@@ -16,18 +16,39 @@ use super::{Mesh, TrafficFraction, check, yaml};
 
 pub(super) fn mesh(text: &str) -> Result<Mesh, MeshErrors> {
     let root = yaml::parse(text)?;
-    let mut reader = MeshReader { errors: Vec::new() };
+    let mut reader = MeshReader { errors: Vec::new(), incomplete: Vec::new() };
     let mesh = reader.mesh(&root);
-    // Values that could not be read are missing here. Checking would report references to them as further errors.
-    if !reader.errors.is_empty() {
-        return Err(MeshErrors::new(reader.errors));
+    let number_of_errors = reader.errors.len();
+    let is_any_outside =
+        number_of_errors > reader.incomplete.iter().map(|entry| entry.number_of_errors).sum();
+    // An error outside the entries may hide a whole section, to which others refer.
+    if !is_any_outside && let Err(errors) = check::mesh(&mesh, Some(&root)) {
+        let MeshReader { errors: read, incomplete } = &mut reader;
+        read.extend(errors.into_iter().filter(|error| !incomplete.iter().any(|entry| entry.explains(error))));
     }
-    check::mesh(&mesh, Some(&root))?;
-    Ok(mesh)
+    if reader.errors.is_empty() { Ok(mesh) } else { Err(MeshErrors::new(reader.errors)) }
 }
 
 struct MeshReader {
     errors: Vec<MeshError>,
+    incomplete: Vec<IncompleteEntry>,
+}
+
+/// Service or cluster with values that could not be read.
+struct IncompleteEntry {
+    path: String,
+    number_of_errors: usize,
+}
+
+impl IncompleteEntry {
+    /// Returns true if an error of `check` may only be due to the missing values. Policies are read as a whole, so their
+    /// errors are independent.
+    fn explains(&self, error: &MeshError) -> bool {
+        let inside = error.path.strip_prefix(&self.path);
+        inside.is_some_and(|rest| {
+            rest.is_empty() || rest.starts_with(['.', '[']) && !rest.starts_with(".policy")
+        })
+    }
 }
 
 /// Entries of a mapping with a known set of keys.
@@ -68,8 +89,13 @@ impl MeshReader {
             if key.text.is_empty() {
                 self.push_error(key.position, &at, "expected a name, found an empty one");
             }
+            let before = self.errors.len();
             if let Some(value) = read(self, &key.text, node, &at) {
                 named.insert(key.text.clone(), value);
+            }
+            let number_of_errors = self.errors.len() - before;
+            if number_of_errors > 0 {
+                self.incomplete.push(IncompleteEntry { path: at.to_string(), number_of_errors });
             }
         }
         named

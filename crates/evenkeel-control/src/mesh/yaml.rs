@@ -103,6 +103,11 @@ impl YamlNode {
         self.closest_node(at).1
     }
 
+    /// Returns true if there is a value at this path.
+    pub(crate) fn has(&self, at: &MeshPath<'_>) -> bool {
+        self.closest_node(at).0.is_some()
+    }
+
     fn closest_node(&self, at: &MeshPath<'_>) -> (Option<&YamlNode>, Option<SourcePosition>) {
         let (parent, found): (_, Option<&YamlNode>) = match *at {
             MeshPath::Root => return (Some(self), self.position),

@@ -73,6 +73,13 @@ clusters:
   e: {endpoints: [], circuit_breaking: {}, lrs: yes, outlier_detection: {interval: 3, max_ejection_percent: 1.5%}}
 ",
         &[
+            "5:7: clusters.a.endpoints: the weights of a locality add up to at most 4294967295, found 4294967296",
+            "5:7: clusters.a.endpoints: the weights of the localities in priority 0 add up to at most 4294967295, found 4294967296",
+            "5:7: clusters.a.endpoints: there is a priority 2 but no priority 1",
+            "5:38: clusters.a.endpoints[0].weight: expected 1 to 4294967295, found 0",
+            "6:9: clusters.a.endpoints[1]: the address 1.2.3.4:1 occurs twice, first in clusters.a.endpoints[0]",
+            "9:27: clusters.a.localities.nowhere: no endpoint is in this locality",
+            "9:36: clusters.a.localities.nowhere.weight: expected 1 to 4294967295, found 0",
             "10:12: clusters.b.dns: expected HOST:PORT, found \"a:b\"",
             "10:33: clusters.b.drops.shed: expected 0% to 100%, with a percent sign, found \"101%\"",
             "11:6: clusters.c: expected one of endpoints, dns, aggregate",
@@ -158,6 +165,42 @@ clusters:
             "9:30: clusters.g.policy: expected no settings for edf_weighted_round_robin",
             "10:76: clusters.h.policy.ring_hash.max_ring_size: expected at least min_ring_size (9), found 8",
         ],
+    );
+}
+
+/// Errors of form and errors of reference are reported together. An error that may only follow from a value that could not
+/// be read is not reported.
+#[test]
+fn errors_of_every_kind_at_once() {
+    check_errors(
+        "
+services:
+  a: {cluster: nowhere}
+  b: {cluster: broken, timeouts: 1s}
+  c: {cluster: text}
+  d: {cluster: broken}
+clusters:
+  broken:
+    polcy: x
+    policy: round_robbin
+    endpoints: [{address: 10.0.0.1:1, priority: 1}, {address: 10.0.0.2:x, priority: 0}]
+  text: 3
+  duplicate: {endpoints: [10.0.0.1:1, 10.0.0.1:1]}
+",
+        &[
+            "3:16: services.a.cluster: unknown cluster \"nowhere\"",
+            "4:24: services.b.timeouts: unknown key \"timeouts\"; did you mean timeout?",
+            "9:5: clusters.broken.polcy: unknown key \"polcy\"; did you mean policy?",
+            "10:13: clusters.broken.policy: unknown policy \"round_robbin\"; did you mean round_robin? (a custom policy with this name must be in a list)",
+            "11:63: clusters.broken.endpoints[1].address: expected IP:PORT (a host name can be the cluster's dns), found \"10.0.0.2:x\"",
+            "12:9: clusters.text: expected a mapping with endpoints, dns, aggregate, policy, localities, drops, circuit_breaking, outlier_detection, lrs, found 3",
+            "13:39: clusters.duplicate.endpoints[1]: the address 10.0.0.1:1 occurs twice, first in clusters.duplicate.endpoints[0]",
+        ],
+    );
+    // With an unknown section, every reference to it would be unknown.
+    check_errors(
+        "services: {a: {}}\ncluster: {a: {endpoints: []}}\n",
+        &["2:1: cluster: unknown key \"cluster\"; did you mean clusters?"],
     );
 }
 
