@@ -120,6 +120,41 @@ pub(super) fn locate_entry(text: &str, section: &str, name: &str) -> Option<(u64
     None
 }
 
+/// Returns the line and column of the value of a key in an entry of a section, or of the entry if it has no such key. A key
+/// without a value on its line has the position of the key.
+pub(super) fn locate_key(text: &str, section: &str, name: &str, key: &str) -> Option<(u64, u64)> {
+    let entry = locate_entry(text, section, name)?;
+    let indent = entry.1 as usize - 1;
+    let mut lines = text.lines().zip(1..).skip(entry.0 as usize - 1);
+    let (own, number) = lines.next()?;
+    // Flow style: the keys are on the line of the entry.
+    let in_flow = own.match_indices(key).find(|(at, _)| {
+        own[..*at].trim_end().ends_with(['{', ',']) && own[at + key.len()..].starts_with(':')
+    });
+    if let Some((at, _)) = in_flow {
+        return Some((number, value_column(own, at + key.len() + 1)));
+    }
+    let mut child = None;
+    for (line, number) in lines {
+        let Some((column, found)) = key_of(line) else { continue };
+        if column <= indent {
+            break;
+        }
+        if *child.get_or_insert(column) == column && found == key {
+            let after_key = line.find(':').map_or(column, |colon| colon + 1);
+            let is_empty = line[after_key..].split(" #").next().is_none_or(|value| value.trim().is_empty());
+            return Some((number, if is_empty { column as u64 + 1 } else { value_column(line, after_key) }));
+        }
+    }
+    Some(entry)
+}
+
+/// Returns the 1-based column of the first character at or after a byte offset that is not a space.
+fn value_column(line: &str, from: usize) -> u64 {
+    let spaces = line[from..].len() - line[from..].trim_start().len();
+    line[..from + spaces].chars().count() as u64 + 1
+}
+
 /// Returns the indentation of a line and its key.
 fn key_of(line: &str) -> Option<(usize, &str)> {
     let trimmed = line.trim_start_matches(' ');
@@ -171,5 +206,18 @@ mod tests {
         assert_eq!(locate_entry(mesh, "clusters", "orders"), Some((9, 3)));
         assert_eq!(locate_entry(mesh, "clusters", "a"), None);
         assert_eq!(locate_entry("clusters: {orders: {}}", "clusters", "orders"), None);
+    }
+
+    #[test]
+    fn a_key_of_an_entry_is_found() {
+        let mesh = "clusters:\n  a:\n    endpoints:\n      policy: no\n    policy:  x # y\n  b: {endpoints: [], policy: {ö: {}}}\n  c:\n    policy:   # below\n      z: {}\n  d:\n    lrs: true\n\n  e:\n    policy: x\n";
+        let check =
+            |name: &str, place| assert_eq!(locate_key(mesh, "clusters", name, "policy"), place, "{name}");
+        check("a", Some((5, 14)));
+        check("b", Some((6, 30)));
+        check("c", Some((8, 5)));
+        // Without the key, the entry itself.
+        check("d", Some((10, 3)));
+        check("f", None);
     }
 }

@@ -9,7 +9,7 @@ use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::prost::Message;
 use evenkeel_xds::resource::ResourceType;
 
-use super::locate::locate_entry;
+use super::locate::{locate_entry, locate_key};
 use super::{Finding, ValidationReport, count};
 use crate::explain::known::LocalResources;
 use crate::explain::local_bootstrap;
@@ -49,9 +49,13 @@ fn of_resources(known: &LocalResources, text: &str) -> Vec<Finding> {
             Ok(parsed) => findings.extend(parsed.warnings.iter().map(Finding::warning).map(about)),
             Err(rejected) => {
                 let problems = rejected.problems.iter();
-                let problem =
-                    problems.map(|p| Finding::error(format!("would be NACKed: {}", p.text)).path(&p.path));
-                findings.extend(problem.map(about));
+                findings.extend(problems.map(|p| {
+                    let finding = about(Finding::error(format!("would be NACKed: {}", p.text)).path(&p.path));
+                    // The policy has a key of its own in the mesh.
+                    let is_policy =
+                        kind == ResourceType::Cluster && p.path.starts_with("load_balancing_policy");
+                    if is_policy { finding.at(locate_key(text, section, name, "policy")) } else { finding }
+                }));
             }
         }
     }

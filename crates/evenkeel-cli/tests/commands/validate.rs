@@ -259,7 +259,7 @@ fn a_mesh_is_judged_by_its_yaml_first() {
 }
 
 /// A resource that clients would NACK is reported with its name, the field path and the position of the
-/// cluster in the file.
+/// policy in the file.
 #[test]
 fn resources_that_clients_would_nack_are_reported() {
     let folder = TempFolder::new();
@@ -271,7 +271,7 @@ fn resources_that_clients_would_nack_are_reported() {
     let findings = outcome.json()[0]["findings"].as_array().expect("findings").clone();
     assert_eq!(findings.len(), 1, "a cluster is reported once: {findings:?}");
     let finding = &findings[0];
-    assert_eq!((&finding["severity"], &finding["place"]), (&json!("error"), &json!([4, 3])));
+    assert_eq!((&finding["severity"], &finding["place"]), (&json!("error"), &json!([5, 13])));
     assert_eq!(finding["resource"], "cluster \"orders\"");
     assert!(
         finding["path"].as_str().is_some_and(|path| path.starts_with("load_balancing_policy")),
