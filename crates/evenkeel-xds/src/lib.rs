@@ -15,6 +15,7 @@
 //! | [`routing`] | route matching and cluster selection per call |
 //! | [`resolver`] | all of the above for one channel |
 //! | [`lrs`] | load reports to control planes |
+//! | [`target`] | gRPC target strings, of channels and of control planes |
 //! | [`json`] | reader of JSON objects with errors by field path |
 
 #![forbid(unsafe_code)]
@@ -36,6 +37,7 @@ pub mod lrs;
 pub mod resolver;
 pub mod resource;
 pub mod routing;
+pub mod target;
 mod text;
 
 pub use limits::XdsLimits;

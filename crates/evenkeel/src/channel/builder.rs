@@ -11,6 +11,7 @@ use std::time::Duration;
 use evenkeel_core::{Backoff, CallCounters, Endpoint, Endpoints, Registry};
 use evenkeel_xds::bootstrap::Bootstrap;
 use evenkeel_xds::routing::ActiveFaults;
+use evenkeel_xds::target::{ChannelTarget, TargetKind};
 use http::HeaderValue;
 use http::uri::Authority;
 use tokio::sync::mpsc;
@@ -24,9 +25,9 @@ use crate::credentials::{CertificateProviders, Credentials};
 use crate::entropy::{self, Entropy};
 use crate::resolver::ResolverConfig;
 use crate::resolver::service_config::ServiceConfig;
-use crate::resolver::target::{ChannelTarget, TargetKind};
 use crate::resolver::xds::XdsClient;
 use crate::telemetry::metrics::ChannelMetrics;
+use crate::text::quoted;
 use crate::transport::connection::Http2Config;
 use crate::transport::http2::Http2Implementation;
 use crate::transport::keepalive::KeepaliveParams;
@@ -289,7 +290,7 @@ impl ChannelBuilder {
         let authority = match &self.authority {
             Some(given) => Authority::try_from(given.as_str())
                 .map_err(|error| BuildError::new(format!("authority {given:?}: {error}")))?,
-            None => target.authority().map_err(BuildError::from_error)?,
+            None => default_authority(&target)?,
         };
         let bootstrap = match &source {
             ResolverConfig::Xds { client, .. } => Some(client.bootstrap()),
@@ -439,6 +440,17 @@ impl ChannelBuilder {
         HeaderValue::try_from(format!("{given} {OURS}"))
             .map_err(|_| BuildError::new(format!("user agent {given:?}: expected visible ASCII characters")))
     }
+}
+
+/// Returns the `:authority` that a target implies. An xDS name may be invalid as one.
+fn default_authority(target: &ChannelTarget) -> Result<Authority, BuildError> {
+    let authority = target.authority();
+    Authority::try_from(authority).map_err(|_| {
+        BuildError::new(format!(
+            "authority {}: expected host or host:port, found the path of the target; set an authority for the channel",
+            quoted(authority)
+        ))
+    })
 }
 
 impl fmt::Debug for ChannelBuilder {

@@ -5,7 +5,6 @@
 pub(crate) mod dns;
 pub(crate) mod progress;
 pub(crate) mod service_config;
-pub(crate) mod target;
 pub(crate) mod xds;
 
 use std::future;

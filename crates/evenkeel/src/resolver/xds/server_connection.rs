@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use evenkeel_core::{Address, Status};
 use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig};
+use evenkeel_xds::target::{ChannelTarget, TargetKind};
 use http::{HeaderMap, HeaderValue, Method, header};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::{self, JoinSet};
@@ -16,7 +17,6 @@ use super::lock;
 use super::stream_task::transport_error;
 use crate::credentials::Credentials;
 use crate::resolver::dns;
-use crate::resolver::target::{ChannelTarget, TargetKind};
 use crate::transport::connection::{self, Connection, Http2Config};
 use crate::transport::http2::{HttpRecvStream, HttpSendStream, RequestHeaders};
 use crate::transport::{self, Connector};
@@ -61,14 +61,13 @@ impl ServerConnection {
     ) -> Result<OpenedStream, Status> {
         let target = ChannelTarget::parse_server_uri(&self.server.uri);
         let target = target.map_err(|error| Status::unavailable(error.to_string()))?;
-        let authority = target.authority().map_err(|error| Status::unavailable(error.to_string()))?;
         let connection = self.connection(dialer, &target).await?;
         let (send, response) = connection
             .sender()
             .send(&RequestHeaders {
                 method: &Method::POST,
                 is_https: self.server.credentials != ChannelCredentials::Insecure,
-                authority: authority.as_str(),
+                authority: target.authority(),
                 path: method,
                 extra_headers: &[],
                 headers: &HeaderMap::from_iter([

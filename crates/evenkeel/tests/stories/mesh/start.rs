@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{LONG, Mesh, call, channel, endpoints, patient, policies, request, send};
-use evenkeel::Channel;
+use evenkeel::{Bootstrap, Channel};
 use testkit::net::proxy::Proxy;
 use testkit::net::{Backend, ControlPlane};
 use testkit::resources;
@@ -140,4 +140,19 @@ async fn a_late_call_names_the_stage_that_it_waits_for() {
     control.set_endpoints("pay", &[unresponsive.address()]);
     let attempt = format!("1 connection attempt in progress, to {} for ", unresponsive.address());
     waits_for(&channel, &["no endpoint is connected: ", &attempt]).await;
+}
+
+/// The name of a service that is no valid `:authority` fails `build`, unless the application sets one.
+#[tokio::test]
+async fn names_that_are_no_authority() {
+    let control = ControlPlane::start().await;
+    let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).unwrap();
+    let to = || crate::builder("xds:///shop/orders").bootstrap(bootstrap.clone());
+    let error = to().build().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "authority \"shop%2Forders\": expected host or host:port, found the path of the target; set an authority \
+         for the channel"
+    );
+    to().authority("orders").build().unwrap();
 }

@@ -8,15 +8,14 @@
 //! | `unix:/path`, `unix:///path`, `unix:relative` | the socket at this path |
 //!
 //! A target is parsed once, when the channel is built. The `server_uri` of a control plane has the same syntax.
-//! Resolving and connecting are left to other modules.
+//! Resolving and connecting are left to the driver.
 
-use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use evenkeel_core::Address;
-use evenkeel_xds::bootstrap::TargetError;
-use http::uri::Authority;
 
+use crate::bootstrap::TargetError;
+use crate::resource::name::{decoded, encode_authority};
 use crate::text::quoted;
 
 /// Default port of targets (gRPC's naming document).
@@ -34,7 +33,7 @@ const SCHEMES: &str = "xds:///name, dns:///host:port, ipv4:address:port, ipv6:[a
 
 /// A parsed target: its kind, the default authority and the host for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ChannelTarget {
+pub struct ChannelTarget {
     kind: TargetKind,
     /// Default `:authority`, derived as in gRPC.
     authority: String,
@@ -44,23 +43,31 @@ pub(crate) struct ChannelTarget {
 
 /// Kind of a target, with the data to resolve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum TargetKind {
+pub enum TargetKind {
     /// Resolved by a control plane. `text` is the whole target, for `Bootstrap::listener_name`.
-    Xds { text: String },
+    Xds {
+        /// Target with its scheme.
+        text: String,
+    },
     /// A DNS name, or an IP address without brackets.
-    Dns { host: String, port: u16 },
+    Dns {
+        /// Name to look up.
+        host: String,
+        /// Port of the addresses.
+        port: u16,
+    },
     /// A list of at least one address.
     Fixed(Vec<Address>),
 }
 
 impl ChannelTarget {
     /// Parses the target of a channel.
-    pub(crate) fn parse(text: &str) -> Result<ChannelTarget, TargetError> {
+    pub fn parse(text: &str) -> Result<ChannelTarget, TargetError> {
         read(text).map_err(|problem| TargetError::new("target", text, problem))
     }
 
     /// Parses the `server_uri` of a control plane: any target except `xds:`, which would need a control plane itself.
-    pub(crate) fn parse_server_uri(text: &str) -> Result<ChannelTarget, TargetError> {
+    pub fn parse_server_uri(text: &str) -> Result<ChannelTarget, TargetError> {
         let target = read(text).and_then(|target| match target.kind {
             TargetKind::Xds { .. } => {
                 Err("expected an address such as dns:///host:port, found a target that needs a control plane"
@@ -72,27 +79,19 @@ impl ChannelTarget {
     }
 
     /// Returns the kind of the target.
-    pub(crate) fn kind(&self) -> &TargetKind {
+    pub fn kind(&self) -> &TargetKind {
         &self.kind
     }
 
     /// Returns the default `:authority` of calls. It is the percent-encoded path of the target, the first address of
-    /// a list, or `localhost` for unix sockets.
-    ///
-    /// # Errors
-    ///
-    /// An xDS name may be invalid as an HTTP authority (`xds:///shop/orders`). The application must then set an
-    /// authority for the channel, as the error states.
-    pub(crate) fn authority(&self) -> Result<Authority, TargetError> {
-        Authority::try_from(self.authority.as_str()).map_err(|_| {
-            let problem =
-                "expected host or host:port, found the path of the target; set an authority for the channel";
-            TargetError::new("authority", &self.authority, problem)
-        })
+    /// a list, or `localhost` for unix sockets. An xDS name may be invalid as an HTTP authority
+    /// (`xds:///shop/orders`).
+    pub fn authority(&self) -> &str {
+        &self.authority
     }
 
     /// Returns the host for SNI and certificate verification: a DNS name, or an IP address without brackets.
-    pub(crate) fn host(&self) -> &str {
+    pub fn host(&self) -> &str {
         &self.host
     }
 }
@@ -156,7 +155,11 @@ fn xds(text: &str, rest: &str) -> Result<ChannelTarget, String> {
         _ => &path,
     };
     let host = host.to_owned();
-    Ok(ChannelTarget { kind: TargetKind::Xds { text: text.to_owned() }, authority: encoded(&path), host })
+    Ok(ChannelTarget {
+        kind: TargetKind::Xds { text: text.to_owned() },
+        authority: encode_authority(&path),
+        host,
+    })
 }
 
 fn dns(path: &str) -> Result<ChannelTarget, String> {
@@ -174,7 +177,7 @@ fn dns(path: &str) -> Result<ChannelTarget, String> {
     let authority = if path == host && ip && host.contains(':') { format!("[{host}]") } else { path.clone() };
     Ok(ChannelTarget {
         kind: TargetKind::Dns { host: host.to_owned(), port },
-        authority: encoded(&authority),
+        authority: encode_authority(&authority),
         host: name,
     })
 }
@@ -201,7 +204,7 @@ fn fixed(
     // `split` returns at least one part.
     let Some(first) = addresses.first() else { return Err(format!("expected {what}")) };
     Ok(ChannelTarget {
-        authority: encoded(&first.to_string()),
+        authority: encode_authority(&first.to_string()),
         host: first.ip().to_string(),
         kind: TargetKind::Fixed(addresses.into_iter().map(Address::Ip).collect()),
     })
@@ -313,44 +316,10 @@ fn check_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// Decodes percent-encoding. The result must be UTF-8.
-fn decoded(text: &str) -> Result<String, String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
-        let (Some(high), Some(low)) = (digit(rest.next()), digit(rest.next())) else {
-            return Err(format!("{}: expected two hexadecimal digits after each %", quoted(text)));
-        };
-        // Two hexadecimal digits fit into a byte.
-        bytes.push((high << 4 | low) as u8);
-    }
-    String::from_utf8(bytes).map_err(|_| format!("{}: is not UTF-8 when percent-decoded", quoted(text)))
-}
-
-/// Percent-encodes characters that are not allowed in the authority of a URI (RFC 3986), including slashes.
-fn encoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@[]".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
-    use evenkeel_xds::bootstrap::Bootstrap;
-
     use super::*;
+    use crate::bootstrap::Bootstrap;
 
     /// Returns a summary of a parsed target: kind, authority, and host for TLS.
     fn shown(text: &str) -> Result<(String, String, String), String> {
@@ -360,9 +329,7 @@ mod tests {
             TargetKind::Dns { host, port } => format!("dns {host} {port}"),
             TargetKind::Fixed(addresses) => format!("fixed {addresses:?}"),
         };
-        let authority = target.authority().map(|authority| authority.to_string());
-        let authority = authority.unwrap_or_else(|error| error.to_string());
-        Ok((kind, authority, target.host().to_owned()))
+        Ok((kind, target.authority().to_owned(), target.host().to_owned()))
     }
 
     #[test]
@@ -468,11 +435,7 @@ mod tests {
             ("xds:///caf\u{e9}", "caf%C3%A9"),
             ("xds:///a:b:c", "a:b:c"),
         ] {
-            let error = format!(
-                "authority {authority:?}: expected host or host:port, found the path of the target; \
-                 set an authority for the channel"
-            );
-            assert_eq!(shown(text).map(|(_, authority, _)| authority), Ok(error), "{text}");
+            assert_eq!(shown(text).map(|(_, authority, _)| authority), Ok(authority.to_owned()), "{text}");
             assert_eq!(bootstrap.listener_name(text).unwrap().authority, authority, "{text}");
         }
     }
@@ -638,9 +601,7 @@ mod tests {
                 match ChannelTarget::parse(text) {
                     Ok(target) => {
                         assert!(!target.host().is_empty(), "{text:?}");
-                        let known =
-                            matches!(target.kind(), TargetKind::Xds { .. }) || target.authority().is_ok();
-                        assert!(known, "{text:?}: {target:?}");
+                        assert!(!target.authority().is_empty(), "{text:?}");
                     }
                     Err(error) => assert!(!error.to_string().contains('\0'), "{text:?}"),
                 }
