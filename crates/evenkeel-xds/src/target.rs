@@ -31,6 +31,10 @@ const MAX_LABEL: usize = 63;
 /// Supported targets, for error messages.
 const SCHEMES: &str = "xds:///name, dns:///host:port, ipv4:address:port, ipv6:[address]:port or unix:/path";
 
+/// Supported targets of control planes, for error messages.
+const SERVER_SCHEMES: &str =
+    "host:port, dns:///host:port, ipv4:address:port, ipv6:[address]:port or unix:/path";
+
 /// A parsed target: its kind, the default authority and the host for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelTarget {
@@ -63,12 +67,12 @@ pub enum TargetKind {
 impl ChannelTarget {
     /// Parses the target of a channel.
     pub fn parse(text: &str) -> Result<ChannelTarget, TargetError> {
-        read(text).map_err(|problem| TargetError::new("target", text, problem))
+        read(text, SCHEMES).map_err(|problem| TargetError::new("target", text, problem))
     }
 
     /// Parses the `server_uri` of a control plane: any target except `xds:`, which would need a control plane itself.
     pub fn parse_server_uri(text: &str) -> Result<ChannelTarget, TargetError> {
-        let target = read(text).and_then(|target| match target.kind {
+        let target = read(text, SERVER_SCHEMES).and_then(|target| match target.kind {
             TargetKind::Xds { .. } => {
                 Err("expected an address such as dns:///host:port, found a target that needs a control plane"
                     .to_owned())
@@ -96,9 +100,9 @@ impl ChannelTarget {
     }
 }
 
-fn read(text: &str) -> Result<ChannelTarget, String> {
+fn read(text: &str, schemes: &str) -> Result<ChannelTarget, String> {
     if text.is_empty() {
-        return Err(format!("expected {SCHEMES}"));
+        return Err(format!("expected {schemes}"));
     }
     if text.len() > MAX_BYTES {
         return Err(format!("has {} bytes; at most {MAX_BYTES} are allowed", text.len()));
@@ -122,7 +126,7 @@ fn read(text: &str) -> Result<ChannelTarget, String> {
         "http" | "https" if rest.starts_with("//") => {
             Err("expected dns:///host:port; the credentials configure TLS, not the target".to_owned())
         }
-        _ if rest.starts_with("//") => Err(format!("expected {SCHEMES}, found scheme {}", quoted(scheme))),
+        _ if rest.starts_with("//") => Err(format!("expected {schemes}, found scheme {}", quoted(scheme))),
         // `orders:80` is a name with a port, not a scheme.
         _ => dns(text),
     }
@@ -457,7 +461,11 @@ mod tests {
         let problem =
             "expected an address such as dns:///host:port, found a target that needs a control plane";
         assert_eq!(uri("xds:///orders"), Err(format!("server_uri \"xds:///orders\": {problem}")));
-        assert!(uri("").is_err_and(|error| error.starts_with("server_uri \"\": expected xds:///name")));
+        assert!(
+            uri("").is_err_and(
+                |error| error.starts_with("server_uri \"\": expected host:port, dns:///host:port")
+            )
+        );
     }
 
     #[test]
@@ -546,14 +554,17 @@ mod tests {
     #[test]
     fn unix_sockets_that_cannot_be() {
         let path = "expected the path of a socket, as in unix:/path";
-        assert_eq!(read("unix:"), Err(path.to_owned()));
-        assert_eq!(read("unix:///%"), Err("\"/%\": expected two hexadecimal digits after each %".to_owned()));
+        assert_eq!(read("unix:", SCHEMES), Err(path.to_owned()));
         assert_eq!(
-            read("unix://run/orders"),
+            read("unix:///%", SCHEMES),
+            Err("\"/%\": expected two hexadecimal digits after each %".to_owned())
+        );
+        assert_eq!(
+            read("unix://run/orders", SCHEMES),
             Err("expected an absolute path behind unix://, as in unix:///path".to_owned())
         );
         for text in [format!("unix:/{}", "a".repeat(200)), "unix:/a%00b".to_owned()] {
-            let error = read(&text).unwrap_err();
+            let error = read(&text, SCHEMES).unwrap_err();
             assert!(error.starts_with("expected the path of a socket: "), "{error}");
         }
     }

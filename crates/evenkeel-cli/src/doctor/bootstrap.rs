@@ -73,6 +73,18 @@ fn invalid(error: &str, origin: &str) -> Diagnosis {
             "server_uri is the target of the service instead of the control plane's address",
             "correct server_uri in the bootstrap; xds: targets are for channels of the application",
         )
+    } else if error.contains("].server_uri: \"") {
+        (
+            "the address of a control plane: HOST:PORT, dns:///HOST:PORT, unix:/path",
+            "a misspelt address, a scheme that gRPC does not have, or a template that was not filled in",
+            "correct server_uri in the bootstrap",
+        )
+    } else if error.contains("\"google_default\"") {
+        (
+            "supported credentials: insecure or tls",
+            "the bootstrap was written for Google's control plane, whose access tokens are not supported",
+            "use a control plane that accepts insecure or tls",
+        )
     } else if error.contains("channel_creds") {
         (
             "supported credentials: insecure or tls",
@@ -101,14 +113,13 @@ pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, 
         ChannelCredentials::Insecure => return Ok(None),
         ChannelCredentials::Tls(files) => files,
         other => {
-            let kind = match other {
-                ChannelCredentials::GoogleDefault => "google_default".to_owned(),
-                other => format!("{other:?}"),
-            };
-            return Err(bootstrap_diagnosis(format!("{kind} for control plane {}", ui::safe(&server.uri)))
-                .expected("supported credentials: insecure or tls")
-                .likely("the bootstrap was written for Google's control plane, whose access tokens are not supported")
-                .next("use a control plane that accepts insecure or tls"));
+            return Err(bootstrap_diagnosis(format!(
+                "{other:?} for control plane {}",
+                ui::safe(&server.uri)
+            ))
+            .expected("supported credentials: insecure or tls")
+            .likely("the bootstrap was written for another language's gRPC")
+            .next("use a control plane that accepts insecure or tls"));
         }
     };
     let mut tls = Credentials::tls();

@@ -279,8 +279,18 @@ async fn broken_bootstraps() {
         (&bootstrap("a:1", &json!({ "type": "none" })), "found \"none\"", "a kind is misspelt"),
         (
             &bootstrap("a:1", &json!({ "type": "google_default" })),
-            "google_default",
+            "xds_servers[0].channel_creds: expected insecure or tls, found \"google_default\"",
             "access tokens are not supported",
+        ),
+        (
+            &bootstrap("etcd:///a", &json!({ "type": "insecure" })),
+            "xds_servers[0].server_uri: \"etcd:///a\": expected host:port",
+            "a scheme that gRPC does not have",
+        ),
+        (
+            &bootstrap("control plane:1", &json!({ "type": "insecure" })),
+            "xds_servers[0].server_uri: \"control plane:1\": expected a host name",
+            "a misspelt address",
         ),
         (
             &bootstrap("a:1", &json!({ "type": "tls", "config": { "ca_certificate_file": "no/such.pem" } })),
@@ -289,6 +299,20 @@ async fn broken_bootstraps() {
         ),
     ] {
         doctor(text, &[]).await.stopped_at(2, "bootstrap", found, likely);
+    }
+}
+
+/// The prefix of a URL has no effect, with a warning, and the checks go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn control_planes_that_are_urls() {
+    let (control, _backend) = mesh().await;
+    for scheme in ["http", "https"] {
+        let uri = format!("{scheme}://{}", control.address());
+        let ended = doctor(&bootstrap(&uri, &json!({ "type": "insecure" })), &[]).await;
+        assert_eq!(ended.code, Some(0), "{}", ended.text);
+        let warning =
+            format!("xds_servers[0].server_uri: {scheme}:// has no effect; channel_creds are insecure");
+        assert!(ended.text.contains(&warning), "{warning} in:\n{}", ended.text);
     }
 }
 

@@ -25,7 +25,7 @@ fn a_bad_bootstrap_is_shown_where_it_is_bad() {
     );
     let outcome = evenkeel(["validate", &file]).ends_with(1);
     let expected = format!(
-        "{file}:3:56: error: xds_servers[0].channel_creds: expected insecure, google_default or tls, found \"none\"\n\
+        "{file}:3:56: error: xds_servers[0].channel_creds: expected insecure or tls, found \"none\"\n\
          {file}:5:18: error: node.id: expected a string, found 7\n\
          {file}: 2 errors\n"
     );
@@ -51,6 +51,34 @@ fn a_valid_bootstrap_passes_with_warnings() {
         "{warning}"
     );
     assert_eq!(verdict, format!("{file}: fine: 1 control plane, node \"n\"; 1 warning\n"));
+}
+
+/// Addresses and credentials that no channel can use are errors, at their positions. The prefix of a URL is a
+/// warning.
+#[test]
+fn control_planes_that_no_channel_can_use() {
+    let folder = TempFolder::new();
+    let server = |uri: &str, kind: &str| json!({ "server_uri": uri, "channel_creds": [{ "type": kind }] });
+    let bad = json!({ "xds_servers": [server("etcd:///a", "insecure"), server("a:1", "google_default")] });
+    let file = folder.file("bad.json", &bad.to_string());
+    let outcome = evenkeel(["validate", &file]).ends_with(1);
+    for error in [
+        "error: xds_servers[0].server_uri: \"etcd:///a\": expected host:port, dns:///host:port, ipv4:address:port, \
+         ipv6:[address]:port or unix:/path, found scheme \"etcd\"\n",
+        "error: xds_servers[1].channel_creds: expected insecure or tls, found \"google_default\"; google_default needs \
+         access tokens, which are not supported\n",
+        ": 2 errors\n",
+    ] {
+        assert!(outcome.stdout.contains(error), "{error} in:\n{}", outcome.stdout);
+    }
+    let url = json!({ "xds_servers": [server("https://localhost:18000", "insecure")] });
+    let file = folder.file("url.json", &url.to_string());
+    let outcome = evenkeel(["validate", &file]).ends_with(0);
+    let warning = format!(
+        "{file}: warning: xds_servers[0].server_uri: https:// has no effect; channel_creds are insecure, so the \
+         connection is plaintext\n"
+    );
+    assert!(outcome.stdout.starts_with(&warning), "{}", outcome.stdout);
 }
 
 /// Malformed JSON is reported with the position of the syntax error, and treated as a bootstrap.

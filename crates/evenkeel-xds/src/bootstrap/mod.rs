@@ -14,12 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
+use evenkeel_core::Address;
 use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
 use evenkeel_proto::envoy::config::core::v3::{Locality, Node};
 use serde_json::Value;
 
 use crate::json::{JsonObject, JsonRules};
-use crate::resource::name::{decoded, encode_authority};
+use crate::resource::name::encode_authority;
+use crate::target::{ChannelTarget, TargetKind};
 use crate::text::{listed, quoted, short};
 use crate::{FieldPath, ValidationErrors};
 
@@ -42,7 +44,7 @@ const MAX_SERVERS: usize = 64;
 const REFRESH_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Supported credential types, as listed in errors.
-const CREDENTIALS: &str = "insecure, google_default or tls";
+const CREDENTIALS: &str = "insecure or tls";
 
 /// Accepted forms of `server_uri`, as listed in errors.
 const SERVER_ADDRESS: &str = "the address of a control plane: HOST:PORT, dns:///HOST:PORT or unix:/path";
@@ -63,8 +65,8 @@ pub struct Bootstrap {
     pub client_default_listener_resource_name_template: String,
     /// Template of listener names for servers (A36).
     pub server_listener_resource_name_template: Option<String>,
-    /// Unsupported fields of the JSON, as messages for [`Bootstrap::warnings`]. Empty for a bootstrap that was built in
-    /// code.
+    /// Unsupported fields of the JSON and ignored prefixes, as messages for [`Bootstrap::warnings`]. Empty for a
+    /// bootstrap that was built in code.
     pub ignored: Vec<String>,
 }
 
@@ -88,6 +90,11 @@ impl ServerConfig {
             features: ServerFeatures::default(),
         }
     }
+
+    /// Returns the parsed target. Cannot fail if the bootstrap was parsed from JSON.
+    pub fn target(&self) -> Result<ChannelTarget, TargetError> {
+        ChannelTarget::parse_server_uri(&self.uri)
+    }
 }
 
 /// Channel credentials for a control plane.
@@ -96,8 +103,6 @@ impl ServerConfig {
 pub enum ChannelCredentials {
     /// Plaintext connection, without TLS.
     Insecure,
-    /// TLS with Google's root certificates and the machine's identity (A27).
-    GoogleDefault,
     /// TLS, optionally with a client certificate. Without a CA file the system's root certificates apply (A65).
     Tls(CertificateFiles),
 }
@@ -189,7 +194,7 @@ impl Bootstrap {
     /// let error = Bootstrap::from_json(text).unwrap_err();
     /// assert_eq!(
     ///     error.to_string(),
-    ///     "bootstrap: xds_servers[0].channel_creds: expected insecure, google_default or tls, found \"none\"",
+    ///     "bootstrap: xds_servers[0].channel_creds: expected insecure or tls, found \"none\"",
     /// );
     /// ```
     pub fn from_json(text: &str) -> Result<Bootstrap, BootstrapError> {
@@ -203,7 +208,7 @@ impl Bootstrap {
             .servers
             .iter()
             .chain(of_authorities)
-            .filter(|server| server.credentials == ChannelCredentials::Insecure && !is_local(&server.uri))
+            .filter(|server| server.credentials == ChannelCredentials::Insecure && !is_local(server))
             .map(|server| &server.uri)
             .collect();
         exposed.sort();
@@ -340,13 +345,15 @@ impl BootstrapReader {
 
     fn server(&mut self, value: &Value, path: &FieldPath<'_>) -> Option<ServerConfig> {
         let server = self.object(value, *path)?;
-        let uri = self.required_text(&server, "server_uri");
-        // Resolving an xDS target requires a control plane, so this server would depend on itself.
-        if let Some(uri) = uri.filter(|uri| is_xds_target(uri)) {
-            let text = format!("{} is an xDS target itself; expected {SERVER_ADDRESS}", quoted(uri));
-            self.problems.add(&path.field("server_uri"), text);
-        }
+        let uri = self.server_uri(&server);
         let credentials = self.credentials(&server);
+        if let (Some((_, Some(scheme))), Some(credentials)) = (uri, &credentials) {
+            let connection = match credentials {
+                ChannelCredentials::Insecure => "channel_creds are insecure, so the connection is plaintext",
+                ChannelCredentials::Tls(_) => "channel_creds are tls, so the connection uses TLS",
+            };
+            self.ignore(&path.field("server_uri"), &format!("{scheme}:// has no effect; {connection}"));
+        }
         let features = server.list("server_features", &mut self.problems).unwrap_or_default();
         // Entries of other JSON types are ignored (BS-3).
         let has = |feature: &str| features.iter().any(|value| value.as_str() == Some(feature));
@@ -354,7 +361,7 @@ impl BootstrapReader {
             self.ignore(&path.field("call_creds"), "call credentials (A97) are not supported and not sent");
         }
         Some(ServerConfig {
-            uri: uri?.into(),
+            uri: uri?.0.into(),
             credentials: credentials?,
             features: ServerFeatures {
                 ignore_resource_deletion: has("ignore_resource_deletion"),
@@ -363,6 +370,34 @@ impl BootstrapReader {
                 resource_timer_is_transient_error: has("resource_timer_is_transient_error"),
             },
         })
+    }
+
+    /// Returns the target of a control plane and the scheme of its URL. The prefixes `http://` and `https://` are
+    /// stripped: the credentials decide on TLS.
+    fn server_uri<'a>(&mut self, server: &JsonObject<'a>) -> Option<(&'a str, Option<&'static str>)> {
+        let uri = self.required_text(server, "server_uri")?;
+        let path = server.field("server_uri");
+        // Resolving an xDS target requires a control plane, so this server would depend on itself.
+        if is_xds_target(uri) {
+            let text = format!("{} is an xDS target itself; expected {SERVER_ADDRESS}", quoted(uri));
+            self.problems.add(&path, text);
+            return None;
+        }
+        let (scheme, address) = split_url(uri);
+        let problem = match ChannelTarget::parse_server_uri(address) {
+            Ok(target) => match (scheme, target.kind()) {
+                (None, _) | (Some("https"), TargetKind::Dns { .. }) => None,
+                // A URL without a port means 80, a gRPC target without one 443.
+                (Some(_), TargetKind::Dns { port, .. }) if address.ends_with(&format!(":{port}")) => None,
+                _ => Some(format!("has no port; expected {SERVER_ADDRESS}")),
+            },
+            Err(error) => Some(error.problem().to_owned()),
+        };
+        if let Some(problem) = problem {
+            self.problems.add(&path, format!("{}: {problem}", quoted(uri)));
+            return None;
+        }
+        Some((address, scheme))
     }
 
     /// Returns the first credentials of a supported type (A27).
@@ -382,7 +417,6 @@ impl BootstrapReader {
         for (kind, entry) in &entries {
             match *kind {
                 "insecure" => return Some(ChannelCredentials::Insecure),
-                "google_default" => return Some(ChannelCredentials::GoogleDefault),
                 "tls" => {
                     let config = entry.object("config", &mut self.problems);
                     return self.files(config.as_ref()).map(ChannelCredentials::Tls);
@@ -392,7 +426,10 @@ impl BootstrapReader {
         }
         if !entries.is_empty() && entries.len() == list.len() {
             let found = listed(entries.iter().map(|(kind, _)| *kind));
-            self.problems.add(&path, format!("expected {CREDENTIALS}, found {found}"));
+            let is_google = entries.iter().any(|(kind, _)| *kind == "google_default");
+            let reason =
+                if is_google { "; google_default needs access tokens, which are not supported" } else { "" };
+            self.problems.add(&path, format!("expected {CREDENTIALS}, found {found}{reason}"));
         }
         None
     }
@@ -564,27 +601,29 @@ fn is_xds_target(uri: &str) -> bool {
     uri.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("xds"))
 }
 
-/// Returns true if the text of a target shows that it stays on this machine.
-fn is_local(uri: &str) -> bool {
-    let (scheme, rest) = uri.split_once(':').unwrap_or(("", uri));
-    let rest = match scheme {
-        "unix" | "unix-abstract" => return true,
-        "dns" | "ipv4" | "ipv6" | "passthrough" => rest,
-        _ => uri,
-    };
-    // The authority between `//` and `/` names a DNS server, not the host.
-    let rest = rest.strip_prefix("//").and_then(|rest| rest.split_once('/')).map_or(rest, |(_, host)| host);
-    // gRPC requires the brackets of IPv6 addresses to be percent-encoded.
-    let rest = decoded(rest).unwrap_or_else(|_| rest.to_owned());
-    rest.split(',').all(|address| {
-        let host = match address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-            Some((host, _port)) => host,
-            None if address.parse::<IpAddr>().is_ok() => address,
-            None => address.rsplit_once(':').map_or(address, |(host, _port)| host),
-        };
-        let host = host.to_ascii_lowercase();
-        host == "localhost"
-            || host.ends_with(".localhost")
-            || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
-    })
+/// Splits `http://HOST:PORT` or `https://HOST:PORT/` into its scheme in lower case and the rest. Any other text has
+/// no such scheme.
+fn split_url(uri: &str) -> (Option<&'static str>, &str) {
+    let split = uri.split_once("://").and_then(|(scheme, rest)| {
+        let known = ["http", "https"].into_iter().find(|known| known.eq_ignore_ascii_case(scheme))?;
+        Some((Some(known), rest.strip_suffix('/').unwrap_or(rest)))
+    });
+    split.unwrap_or((None, uri))
+}
+
+/// Returns true if the target of a server shows that the connection stays on this machine.
+fn is_local(server: &ServerConfig) -> bool {
+    let is_loopback = |ip: IpAddr| ip.to_canonical().is_loopback();
+    match server.target().as_ref().map(ChannelTarget::kind) {
+        Ok(TargetKind::Fixed(addresses)) => addresses.iter().all(|address| match address {
+            Address::Ip(address) => is_loopback(address.ip()),
+            Address::Unix(_) => true,
+            _ => false,
+        }),
+        Ok(TargetKind::Dns { host, .. }) => {
+            let host = host.to_ascii_lowercase();
+            host == "localhost" || host.ends_with(".localhost") || host.parse().is_ok_and(is_loopback)
+        }
+        Ok(TargetKind::Xds { .. }) | Err(_) => false,
+    }
 }

@@ -30,6 +30,11 @@ impl TargetError {
     pub fn new(what: &'static str, given: &str, problem: impl Into<String>) -> TargetError {
         TargetError { what, given: quoted(given), problem: problem.into() }
     }
+
+    /// Returns the message without the invalid text.
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
 }
 
 impl fmt::Display for TargetError {

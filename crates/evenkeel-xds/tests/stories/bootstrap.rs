@@ -71,7 +71,7 @@ fn whole() -> Value {
                 "server_features": ["xds_v3", "trusted_xds_server", 7, null, {"a": []}, "newer"],
                 "later": {"x": 1},
             },
-            {"server_uri": "backup:443", "channel_creds": [{"type": "google_default", "config": {}}]},
+            {"server_uri": "localhost:443", "channel_creds": [{"type": "google_default", "config": {}}, {"type": "insecure"}]},
         ],
         "node": {
             "id": "orders-7", "cluster": "shop", "locality": {"region": "eu", "zone": "eu-1", "sub_zone": "b"},
@@ -99,7 +99,7 @@ fn whole() -> Value {
 #[test]
 fn a_whole_bootstrap_is_read() {
     let bootstrap = read(&whole());
-    assert_eq!(uris(&bootstrap.servers), ["dns:///xds.example.com:443", "backup:443"]);
+    assert_eq!(uris(&bootstrap.servers), ["dns:///xds.example.com:443", "localhost:443"]);
     let files = CertificateFiles {
         ca_certificate_file: Some("/ca.pem".to_owned()),
         identity: Some(IdentityFiles {
@@ -109,7 +109,7 @@ fn a_whole_bootstrap_is_read() {
         refresh_interval: Duration::from_millis(90_500),
     };
     assert_eq!(bootstrap.servers[0].credentials, ChannelCredentials::Tls(files));
-    assert_eq!(bootstrap.servers[1].credentials, ChannelCredentials::GoogleDefault);
+    assert_eq!(bootstrap.servers[1].credentials, ChannelCredentials::Insecure);
     let trusted = ServerFeatures { trusted_xds_server: true, ..ServerFeatures::default() };
     assert_eq!(bootstrap.servers[0].features, trusted);
     assert_eq!(bootstrap.servers[1].features, ServerFeatures::default());
@@ -258,7 +258,7 @@ fn the_first_supported_credentials_are_used() {
         (json!([{"type": "insecure"}]), ChannelCredentials::Insecure),
         (
             json!([{"type": "x"}, {"type": "google_default"}, {"type": "insecure"}]),
-            ChannelCredentials::GoogleDefault,
+            ChannelCredentials::Insecure,
         ),
         (json!([{"type": "insecure", "config": "any"}, {"type": "tls"}]), ChannelCredentials::Insecure),
         (
@@ -354,14 +354,11 @@ fn broken_servers_are_reported_with_their_paths() {
         "xds_servers[0].channel_creds",
         &|value| with_server("channel_creds", value),
         &[
-            (json!(null), ": is required: a list with insecure, google_default or tls"),
-            (json!([]), ": is required: a list with insecure, google_default or tls"),
+            (json!(null), ": is required: a list with insecure or tls"),
+            (json!([]), ": is required: a list with insecure or tls"),
             (json!("tls"), ": expected a list, found \"tls\""),
             (json!(["tls"]), "[0]: expected an object, found \"tls\""),
-            (
-                json!([{"type": "x"}, {"type": "TLS"}]),
-                ": expected insecure, google_default or tls, found \"x\", \"TLS\"",
-            ),
+            (json!([{"type": "x"}, {"type": "TLS"}]), ": expected insecure or tls, found \"x\", \"TLS\""),
             (json!([{"type": "insecure"}, {"type": 7}]), "[1].type: expected a string, found 7"),
             (json!([{"type": "x"}, {}]), &format!("[1].type{MISSING}")),
         ],
@@ -405,6 +402,74 @@ fn control_planes_that_are_xds_targets_are_refused() {
     // The name of the scheme is valid as a host name.
     for uri in ["dns:///xds:18000", "dns:xds", "xds", "xds.example.com:443", "unix:/run/xds:1.sock"] {
         assert_eq!(uris(&read(&json!({"xds_servers": [server(uri)]})).servers), [uri]);
+    }
+}
+
+/// BS-2, FED-1: the prefixes `http://` and `https://` of a server's URI are ignored with a warning. The credentials
+/// decide on TLS, so neither prefix weakens or changes them.
+#[test]
+fn urls_of_control_planes_are_accepted_without_their_scheme() {
+    let plain = "channel_creds are insecure, so the connection is plaintext";
+    let tls = "channel_creds are tls, so the connection uses TLS";
+    for (uri, kind, address, warning) in [
+        ("http://localhost:18000", "insecure", "localhost:18000", format!("http:// has no effect; {plain}")),
+        ("HTTP://localhost:18000/", "insecure", "localhost:18000", format!("http:// has no effect; {plain}")),
+        (
+            "https://localhost:18000",
+            "insecure",
+            "localhost:18000",
+            format!("https:// has no effect; {plain}"),
+        ),
+        ("https://xds.example.com", "tls", "xds.example.com", format!("https:// has no effect; {tls}")),
+        ("http://[::1]:18000", "tls", "[::1]:18000", format!("http:// has no effect; {tls}")),
+    ] {
+        let server = json!({"server_uri": uri, "channel_creds": [{"type": kind}]});
+        let bootstrap = read(&json!({"xds_servers": [server]}));
+        assert_eq!(uris(&bootstrap.servers), [address]);
+        assert_eq!(bootstrap.servers[0].credentials == ChannelCredentials::Insecure, kind == "insecure");
+        assert_eq!(bootstrap.warnings(), [format!("xds_servers[0].server_uri: {warning}")]);
+        let authority = with("authorities", json!({"a.com": {"xds_servers": [server]}}));
+        let path = "authorities[\"a.com\"].xds_servers[0].server_uri";
+        assert_eq!(read(&authority).warnings(), [format!("{path}: {warning}")]);
+    }
+    // Both spellings are one server, which has one stream.
+    let both = json!({"xds_servers": [server("http://localhost:1"), server("localhost:1")]});
+    let both = read(&both);
+    assert_eq!(both.servers[0], both.servers[1]);
+}
+
+/// BS-2, FED-1: a URI that is not a valid target is rejected with the field, the value and the accepted forms.
+#[test]
+fn control_planes_without_a_valid_address_are_refused() {
+    const FORMS: &str =
+        "expected host:port, dns:///host:port, ipv4:address:port, ipv6:[address]:port or unix:/path";
+    const ADDRESS: &str =
+        "expected the address of a control plane: HOST:PORT, dns:///HOST:PORT or unix:/path";
+    let name = "expected a host name of ASCII letters, digits, '-' and '_', at most 63 between dots, found";
+    let port = "expected a port from 1 to 65535 behind the host, found";
+    for (uri, problem) in [
+        ("etcd:///control", format!("{FORMS}, found scheme \"etcd\"")),
+        ("passthrough:///control:1", format!("{FORMS}, found scheme \"passthrough\"")),
+        ("unix-abstract:xds", "abstract sockets are not supported; expected unix:/path".to_owned()),
+        ("control plane:18000", format!("{name} \"control plane\"")),
+        ("control:", format!("{port} \"\"")),
+        ("control:grpc", format!("{port} \"grpc\"")),
+        ("control:18000/v3", format!("{port} \"18000/v3\"")),
+        (
+            "dns://8.8.8.8/control:1",
+            "expected dns:///..., found \"8.8.8.8\": a name server is not supported".to_owned(),
+        ),
+        ("http://", FORMS.to_owned()),
+        ("http://control", format!("has no port; {ADDRESS}")),
+        ("http://unix:/run/xds", format!("has no port; {ADDRESS}")),
+        ("https://control:18000/v3", format!("{port} \"18000/v3\"")),
+        ("%zz", "\"%zz\": expected two hexadecimal digits after each %".to_owned()),
+    ] {
+        let alone = json!({"xds_servers": [server(uri)]});
+        assert_eq!(problems(&alone), format!("xds_servers[0].server_uri: {uri:?}: {problem}"));
+        let authority = with("authorities", json!({"a.com": {"xds_servers": [server(uri)]}}));
+        let path = "authorities[\"a.com\"].xds_servers[0].server_uri";
+        assert_eq!(problems(&authority), format!("{path}: {uri:?}: {problem}"));
     }
 }
 
@@ -556,9 +621,9 @@ fn all_problems_are_reported_together() {
     assert_eq!(
         problems(&broken),
         "xds_servers[0].server_uri: expected a string, found 1; \
-         xds_servers[0].channel_creds: is required: a list with insecure, google_default or tls; \
+         xds_servers[0].channel_creds: is required: a list with insecure or tls; \
          xds_servers[2].server_uri: is required: a string that is not empty; \
-         xds_servers[2].channel_creds: expected insecure, google_default or tls, found \"x\"; \
+         xds_servers[2].channel_creds: expected insecure or tls, found \"x\"; \
          node.id: expected a string, found an empty list",
     );
     let many = json!({"xds_servers": vec![json!(1); 64]});
@@ -588,7 +653,7 @@ fn what_stands_twice_is_reported() {
     }
     // The same name in two objects, or as a value, is no duplicate key.
     let fine = r#"{"xds_servers": [{"server_uri": "server_uri", "channel_creds": [{"type": "type"}, {"type": "insecure"}]},
-        {"server_uri": "\"server_uri\": [{", "channel_creds": [{"type": "insecure"}]}], "node": {"metadata": {"node": ["node", "node"]}}}"#;
+        {"server_uri": "a", "ignored": "\"server_uri\": [{", "channel_creds": [{"type": "insecure"}]}], "node": {"metadata": {"node": ["node", "node"]}}}"#;
     Bootstrap::from_json(fine).unwrap();
 }
 
@@ -640,14 +705,11 @@ fn insecure_servers_elsewhere_are_warned_of() {
         "::1",
         "dns:///localhost:1",
         "dns:localhost:1",
-        "dns://8.8.8.8/localhost:1",
         "ipv4:127.0.0.1:1,127.0.0.2:1",
         "ipv6:%5B::1%5D:1",
         "[::ffff:127.0.0.1]:1",
         "unix:///etc/istio/proxy/XDS",
         "unix:xds",
-        "unix-abstract:xds",
-        "passthrough:///127.0.0.1:1",
     ];
     for uri in here {
         assert_eq!(read(&with_server("server_uri", json!(uri))).warnings(), Vec::<String>::new(), "{uri}");
@@ -658,10 +720,8 @@ fn insecure_servers_elsewhere_are_warned_of() {
         "[2001:db8::1]:1",
         "0.0.0.0:1",
         "dns:///xds.example.com",
-        "dns://127.0.0.1/xds.example.com:1",
         "ipv4:127.0.0.1:1,10.0.0.1:1",
         "localhost.example.com:1",
-        "%zz",
     ];
     for uri in elsewhere {
         let warning = format!(

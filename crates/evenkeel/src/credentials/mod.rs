@@ -119,10 +119,6 @@ impl Credentials {
                 }
                 tls.build()
             }
-            ChannelCredentials::GoogleDefault => Err(CredentialsError::new(
-                "google_default credentials of an xds server are not supported: they need access tokens; expected \
-                 insecure or tls",
-            )),
             other => Err(CredentialsError::new(format!(
                 "credentials of an xds server of this kind are not supported: {other:?}; expected insecure or tls"
             ))),

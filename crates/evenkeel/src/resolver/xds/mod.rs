@@ -162,9 +162,15 @@ impl XdsClient {
         answer.await.ok()
     }
 
-    /// Returns an error if the bootstrap does not define the target's xDS authority, or the target is invalid.
+    /// Returns an error if the target or the address of a control plane is invalid, or if the bootstrap does not
+    /// define the target's xDS authority.
     pub(crate) fn check(&self, target: &str) -> Result<(), XdsError> {
-        self.named(target).map(drop)
+        self.named(target)?;
+        // A bootstrap that was built in code has not been validated.
+        let bootstrap = &self.shared.bootstrap;
+        let of_authorities = bootstrap.authorities.values().flat_map(|authority| &authority.servers);
+        let invalid = bootstrap.servers.iter().chain(of_authorities).find_map(|server| server.target().err());
+        invalid.map_or(Ok(()), |error| Err(XdsError { kind: XdsErrorKind::Target(error) }))
     }
 
     fn named(&self, target: &str) -> Result<XdsTarget, XdsError> {

@@ -59,8 +59,7 @@ impl ServerConnection {
         dialer: &Arc<XdsDialer>,
         method: &'static str,
     ) -> Result<OpenedStream, Status> {
-        let target = ChannelTarget::parse_server_uri(&self.server.uri);
-        let target = target.map_err(|error| Status::unavailable(error.to_string()))?;
+        let target = self.server.target().map_err(|error| Status::unavailable(error.to_string()))?;
         let connection = self.connection(dialer, &target).await?;
         let (send, response) = connection
             .sender()

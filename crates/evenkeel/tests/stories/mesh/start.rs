@@ -1,9 +1,11 @@
 //! Start of a channel: the first call, and an unreachable control plane.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{LONG, Mesh, call, channel, endpoints, patient, policies, request, send};
+use super::{LONG, Mesh, call, channel, channel_by, endpoints, patient, policies, request, send};
 use evenkeel::{Bootstrap, Channel};
+use evenkeel_xds::bootstrap::ServerConfig;
 use testkit::net::proxy::Proxy;
 use testkit::net::{Backend, ControlPlane};
 use testkit::resources;
@@ -155,4 +157,52 @@ async fn names_that_are_no_authority() {
          for the channel"
     );
     to().authority("orders").build().unwrap();
+}
+
+/// Bootstraps that no channel can use fail `build`, with the field, the value and the accepted forms.
+#[tokio::test]
+async fn unusable_control_planes_fail_build() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bootstrap.json");
+    for (uri, kind, expected) in [
+        (
+            "etcd:///a",
+            "insecure",
+            "xds_servers[0].server_uri: \"etcd:///a\": expected host:port, dns:///host:port, ",
+        ),
+        ("a b:1", "insecure", "xds_servers[0].server_uri: \"a b:1\": expected a host name"),
+        ("http://a", "insecure", "xds_servers[0].server_uri: \"http://a\": has no port; expected"),
+        (
+            "a:1",
+            "google_default",
+            "xds_servers[0].channel_creds: expected insecure or tls, found \"google_default\";",
+        ),
+    ] {
+        let text = format!(
+            r#"{{"xds_servers": [{{"server_uri": "{uri}", "channel_creds": [{{"type": "{kind}"}}]}}]}}"#
+        );
+        std::fs::write(&file, text).unwrap();
+        let error = crate::builder("xds:///orders").bootstrap_file(&file).build().unwrap_err();
+        assert!(error.to_string().contains(&format!("bootstrap: {expected}")), "{error}");
+    }
+    // A bootstrap that was built in code is checked too.
+    let mut built = Bootstrap::from_json(&ControlPlane::start().await.bootstrap("node-7")).unwrap();
+    built.servers = vec![Arc::new(ServerConfig::insecure("etcd:///a"))];
+    let error = crate::builder("xds:///orders").bootstrap(built).build().unwrap_err();
+    assert!(error.to_string().starts_with("server_uri \"etcd:///a\": expected host:port, "), "{error}");
+}
+
+/// A control plane that is a URL is used without its scheme.
+#[tokio::test]
+async fn control_planes_that_are_urls() {
+    let control = ControlPlane::start().await;
+    let backend = Backend::start().await;
+    control.serve("orders", "pay", &[backend.address()]);
+    let address = control.address().to_string();
+    for scheme in ["http", "https"] {
+        let text = control.bootstrap("node-7").replace(&address, &format!("{scheme}://{address}"));
+        assert!(text.contains("://"));
+        let channel = channel_by(&text).build().unwrap();
+        assert_eq!(call(&channel).await.unwrap(), backend.name());
+    }
 }
