@@ -4,16 +4,16 @@
 //!           ┌─────────▶ AwaitSnapshot ◀───────┐
 //!           ▼                                 ▼
 //!  new ─▶ Route ─▶ ApplyFilters ──────────▶ Pick ─▶ (send) ─▶ Receive ─▶ response
-//!                   ▲        │             ▲  ▲ │      ▲          │
-//!                   └ Delay ◀┘             │  │ └▶ AwaitStream    ▼
+//!   │       ▲       ▲        │             ▲  ▲ │      ▲          │
+//!   └▶ AwaitSlot    └ Delay ◀┘             │  │ └▶ AwaitStream    ▼
 //!                                          │  └──────────── RecoverBody
 //!                                          └──── Backoff ◀────────┘
 //!  any of them ─▶ Finish ─▶ status, or a response without a body
 //! ```
 //!
-//! [`CallState`] has one variant for each box. `Route`, `ApplyFilters` and `Pick` need only the latest snapshot:
-//! [`ClientCall::advance`] runs them without a waker, first inside `Channel::call`. The common call is sent there and
-//! allocates nothing for it. The states that wait run in [`ClientCall::wait`], in a box. [`ResponseFuture::poll`] polls
+//! [`CallState`] has one variant for each box. A call starts in `AwaitSlot` only if it exceeds the concurrency limit.
+//! `Route`, `ApplyFilters` and `Pick` need only the latest snapshot: [`ClientCall::advance`] runs them without a waker,
+//! first inside `Channel::call`. The common call is sent there and allocates nothing for it. The states that wait run in [`ClientCall::wait`], in a box. [`ResponseFuture::poll`] polls
 //! both kinds, receives the response head and returns the result.
 //!
 //! Files of the path, in order:
@@ -156,7 +156,10 @@ struct ClientCall {
 
 /// Next step of a call.
 enum CallState {
-    /// Select the route. Every call begins here.
+    /// Wait for a slot among the running calls of the channel, if their number is limited. The maximum is in the
+    /// status of a call whose deadline expires.
+    AwaitSlot(usize),
+    /// Select the route of the call.
     Route,
     /// Apply the route's HTTP filters, from this index on.
     ApplyFilters(usize),
@@ -204,11 +207,13 @@ impl ClientCall {
         let per_call = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
         let captures_peer = request.extensions.get().copied();
         let wait_for_ready = per_call.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
-        let limit = header_timeout.into_iter().chain(method.and_then(|method| method.timeout)).min();
+        let method_timeout = method.and_then(|method| method.timeout);
+        let limit = [header_timeout, method_timeout, channel.timeout].into_iter().flatten().min();
         let policy = method.and_then(|method| method.retry);
         let meter = channel.metrics.call(path.path());
+        let observer = CallObserver::new(channel.calls.start(), policy, channel.throttle.clone(), meter);
         ClientCall {
-            state: CallState::Route,
+            state: observer.awaited_limit().map_or(CallState::Route, CallState::AwaitSlot),
             method: request.method,
             path,
             headers: request.headers,
@@ -218,7 +223,7 @@ impl ClientCall {
             deadline: CallDeadline::at(limit.map(|limit| Instant::now() + limit)),
             header_is_current: header_timeout.is_some() && header_timeout == limit,
             selected: None,
-            observer: CallObserver::new(channel.calls.start(), policy, channel.throttle.clone(), meter),
+            observer,
             stale_serial: None,
             refused: false,
             meter: None,
@@ -465,6 +470,7 @@ impl ClientCall {
         loop {
             // A placeholder during the await: every arm sets the state.
             self.state = match mem::replace(&mut self.state, CallState::Pick) {
+                CallState::AwaitSlot(maximum) => self.await_slot(maximum).await,
                 CallState::AwaitSnapshot(wait) => self.await_snapshot(wait).await,
                 CallState::Delay(index, fault) => self.delay(index, fault).await,
                 CallState::AwaitStream(picked) => self.await_stream(picked).await,
@@ -476,6 +482,17 @@ impl ClientCall {
                 }
             };
             self.advance();
+        }
+    }
+
+    /// Waits for a slot among the running calls of the channel.
+    async fn await_slot(&mut self, maximum: usize) -> CallState {
+        self.header_is_current = false;
+        match self.deadline.race(self.observer.acquire_slot()).await {
+            Some(()) => CallState::Route,
+            None => self.fail(deadline_exceeded(&format!(
+                "the channel has reached its concurrency limit of {maximum}"
+            ))),
         }
     }
 

@@ -48,6 +48,18 @@ impl CallObserver {
         CallObserver { in_flight: None, retries: RetryState::default(), throttle: None, meter: None }
     }
 
+    /// Returns the maximum number of running calls of the channel, if the call must wait for a slot.
+    pub(crate) fn awaited_limit(&self) -> Option<usize> {
+        self.in_flight.as_ref().and_then(InFlightGuard::awaited_limit)
+    }
+
+    /// Waits for a slot among the running calls of the channel, or until the channel closes.
+    pub(crate) async fn acquire_slot(&mut self) {
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.acquire_slot().await;
+        }
+    }
+
     /// Replaces the retry policy, before the first attempt.
     pub(crate) fn replace_retry_policy(&mut self, policy: RetryPolicy) {
         self.retries = RetryState::new(policy);

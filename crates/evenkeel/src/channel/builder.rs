@@ -72,6 +72,8 @@ pub struct ChannelBuilder {
     connector: Arc<dyn Connector>,
     authority: Option<String>,
     user_agent: Option<String>,
+    timeout: Option<Duration>,
+    concurrency_limit: Option<usize>,
     http2: Http2Config,
     keepalive_without_calls: bool,
     backoff: Backoff,
@@ -101,6 +103,8 @@ impl ChannelBuilder {
             connector: Arc::new(SocketConnector),
             authority: None,
             user_agent: None,
+            timeout: None,
+            concurrency_limit: None,
             http2: Http2Config::default(),
             keepalive_without_calls: false,
             backoff: Backoff::default(),
@@ -173,6 +177,36 @@ impl ChannelBuilder {
     /// Prefix of the `user-agent` header, placed before the library's own name.
     pub fn user_agent(mut self, name: impl Into<String>) -> ChannelBuilder {
         self.user_agent = Some(name.into());
+        self
+    }
+
+    /// Maximum duration of every call, from its start to the end of its response; none unless set. It covers the
+    /// time that a call waits, its retries and its whole response, so it also ends long streams.
+    ///
+    /// A deadline of the request (`Request::set_timeout`), of the service config or of the route may end a call
+    /// earlier: the shortest applies.
+    ///
+    /// ```no_run
+    /// # fn example() -> Result<(), evenkeel::BuildError> {
+    /// use std::time::Duration;
+    ///
+    /// let channel =
+    ///     evenkeel::Channel::builder("dns:///orders.prod:50051").timeout(Duration::from_secs(5)).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn timeout(mut self, timeout: Duration) -> ChannelBuilder {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Maximum number of calls that the channel and its clones run at the same time; none unless set. A call runs
+    /// from its start to the end of its response, or until it is dropped.
+    ///
+    /// Further calls wait in their order, until their deadline. They count as calls in flight in statistics and for
+    /// [`ChannelBuilder::idle_timeout`].
+    pub fn concurrency_limit(mut self, maximum: usize) -> ChannelBuilder {
+        self.concurrency_limit = Some(maximum);
         self
     }
 
@@ -285,6 +319,12 @@ impl ChannelBuilder {
             .map_err(|_| BuildError::new("a channel must be built within a tokio runtime, found none"))?;
         let target = ChannelTarget::parse(&self.target).map_err(BuildError::from_error)?;
         self.check_http2()?;
+        if self.timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return Err(BuildError::new("timeout: expected a duration above zero"));
+        }
+        if self.concurrency_limit == Some(0) {
+            return Err(BuildError::new("concurrency_limit: expected at least 1, found 0"));
+        }
         let service_config = self.read_service_config(&target)?;
         let source = self.source(&target, &service_config)?;
         let authority = match &self.authority {
@@ -326,7 +366,7 @@ impl ChannelBuilder {
         };
         let (commands, received) = mpsc::unbounded_channel();
         let published = Arc::new(SnapshotPublisher::new());
-        let calls = Arc::<InFlightCalls>::default();
+        let calls = Arc::new(InFlightCalls::new(self.concurrency_limit));
         // The driver holds no `ChannelInner`: it ends when the last channel drops the sender of commands.
         runtime.spawn(ChannelDriver::new(settings, published.clone(), calls.clone(), received).run());
         let throttle = service_config.throttling().map(|settings| Arc::new(RetryThrottle::new(settings)));
@@ -338,6 +378,7 @@ impl ChannelBuilder {
             default_headers,
             service_config: Arc::new(service_config),
             throttle,
+            timeout: self.timeout,
             faults: FAULTS.clone(),
             metrics,
             entropy: self.seed.map_or(Entropy::System, |seed| Entropy::Seeded(seed.into())),

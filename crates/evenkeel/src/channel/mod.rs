@@ -8,6 +8,7 @@ pub(crate) mod snapshot;
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use evenkeel_core::{Address, ConnectivityState, Description, SubchannelId};
 use evenkeel_xds::routing::ActiveFaults;
@@ -43,6 +44,8 @@ pub(crate) struct ChannelInner {
     pub(crate) default_headers: DefaultHeaders,
     pub(crate) service_config: Arc<ServiceConfig>,
     pub(crate) throttle: Option<Arc<RetryThrottle>>,
+    /// Maximum duration of every call.
+    pub(crate) timeout: Option<Duration>,
     pub(crate) faults: Arc<ActiveFaults>,
     pub(crate) entropy: Entropy,
     pub(crate) metrics: ChannelMetrics,

@@ -8,6 +8,7 @@ mod deadlines;
 mod ends;
 mod kinds;
 mod life;
+mod limits;
 mod panicked;
 mod panics;
 mod pick_headers;

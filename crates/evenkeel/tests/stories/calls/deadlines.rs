@@ -82,6 +82,60 @@ async fn the_deadline_is_sent_to_servers() {
     assert!(told + 2 * SHORT <= ALL, "{told:?} after waiting");
 }
 
+/// RT-1: the timeout of the channel, of the request and of the service config apply together. The shortest one is
+/// sent to the server.
+#[tokio::test]
+async fn the_shortest_timeout_is_sent() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let backend = Backend::start().await;
+    let with_method = |timeout: u32| {
+        format!(
+            r#"{{"methodConfig": [{{"name": [{{"service": "evenkeel.test.Echo"}}], "timeout": "{timeout}s"}}]}}"#
+        )
+    };
+    // Timeouts in seconds: of the channel, of the request, of the service config, and the expected one.
+    for (of_channel, of_request, of_method, expected) in [
+        (40, None, None, 40),
+        (40, Some(400), None, 40),
+        (400, Some(40), None, 40),
+        (4000, None, Some(40), 40),
+        (40, None, Some(400), 40),
+        (4000, Some(400), Some(40), 40),
+        (4000, Some(40), Some(400), 40),
+    ] {
+        let mut builder = to([&backend]).timeout(of_channel * SECOND);
+        if let Some(timeout) = of_method {
+            builder = builder.service_config(with_method(timeout));
+        }
+        let mut call = Request::new(request(""));
+        if let Some(timeout) = of_request {
+            call.set_timeout(timeout * SECOND);
+        }
+        let answer = super::Client::new(builder.build().unwrap()).unary(call).await.unwrap().into_inner();
+        let told = told(&answer.metadata["grpc-timeout"]);
+        let expected = expected * SECOND;
+        assert!((expected / 2..=expected).contains(&told), "{told:?} of {expected:?}");
+    }
+}
+
+/// RT-1: the timeout of the channel ends calls, also one whose response has begun.
+#[tokio::test]
+async fn the_channels_timeout_ends_calls() {
+    let backend = Backend::start().await;
+    let mut client = super::Client::new(to([&backend]).timeout(4 * SHORT).build().unwrap());
+    let status = within(client.unary(endless(0))).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    // The response may begin in time, but it cannot end.
+    let status = match within(client.server_stream(endless(1))).await {
+        Err(status) => status,
+        Ok(stream) => {
+            let last = within(stream.into_inner().filter_map(Result::err).next()).await;
+            last.expect("the stream never ends by itself")
+        }
+    };
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+}
+
 /// RT-1: a call exceeds its deadline without an endpoint, before the response, and in the middle of the
 /// response. The status names the wait, and the server's call is cancelled.
 #[tokio::test]

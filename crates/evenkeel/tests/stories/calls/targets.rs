@@ -107,6 +107,8 @@ async fn invalid_settings_fail_build() {
         ),
         (config("{}").authority("a b"), r#"authority "a b": "#),
         (config("{}").user_agent("a\nb"), r#"user agent "a\nb": expected visible ASCII characters"#),
+        (config("{}").timeout(std::time::Duration::ZERO), "timeout: expected a duration above zero"),
+        (config("{}").concurrency_limit(0), "concurrency_limit: expected at least 1, found 0"),
         (config("{}").max_frame_size(1), "max_frame_size 1: expected 16384 to 16777215"),
         (
             config("{}").keepalive(std::time::Duration::ZERO, super::LONG),
