@@ -31,7 +31,7 @@ use crate::text::quoted;
 use crate::transport::connection::Http2Config;
 use crate::transport::http2::Http2Implementation;
 use crate::transport::keepalive::KeepaliveParams;
-use crate::transport::{Connector, SocketConnector};
+use crate::transport::{Connector, SocketConnector, TcpKeepaliveParams};
 
 /// Calls in flight per cluster, over all channels of the process (A32).
 static COUNTERS: LazyLock<Arc<CallCounters>> = LazyLock::new(Arc::default);
@@ -69,7 +69,8 @@ pub struct ChannelBuilder {
     registry: Option<Registry>,
     /// `None` for the default, which depends on the target and the bootstrap.
     credentials: Option<Credentials>,
-    connector: Arc<dyn Connector>,
+    connector: Option<Arc<dyn Connector>>,
+    tcp_keepalive: TcpKeepaliveParams,
     authority: Option<String>,
     user_agent: Option<String>,
     timeout: Option<Duration>,
@@ -100,7 +101,8 @@ impl ChannelBuilder {
             xds: XdsSource::Environment,
             registry: None,
             credentials: None,
-            connector: Arc::new(SocketConnector),
+            connector: None,
+            tcp_keepalive: TcpKeepaliveParams::default(),
             authority: None,
             user_agent: None,
             timeout: None,
@@ -163,7 +165,7 @@ impl ChannelBuilder {
 
     /// Opens connections with this connector in place of the operating system's sockets.
     pub fn connector(mut self, connector: impl Connector) -> ChannelBuilder {
-        self.connector = Arc::new(connector);
+        self.connector = Some(Arc::new(connector));
         self
     }
 
@@ -240,6 +242,44 @@ impl ChannelBuilder {
     /// Sets whether [`ChannelBuilder::keepalive`] also sends pings while no calls are in flight; false unless set.
     pub fn keepalive_without_calls(mut self, also: bool) -> ChannelBuilder {
         self.keepalive_without_calls = also;
+        self
+    }
+
+    /// Sends TCP keepalive probes on idle connections to endpoints, after this time without data. Off unless set. The
+    /// operating system sends them, so they also reach peers that reject HTTP/2 pings; they detect a peer that has
+    /// vanished, but not one that hangs. See [`ChannelBuilder::keepalive`].
+    ///
+    /// Whole seconds apply. It is an error together with [`ChannelBuilder::connector`], whose sockets are not the
+    /// channel's.
+    ///
+    /// ```no_run
+    /// # fn example() -> Result<(), evenkeel::BuildError> {
+    /// use std::time::Duration;
+    ///
+    /// let channel = evenkeel::Channel::builder("dns:///orders.prod:50051")
+    ///     .tcp_keepalive(Duration::from_secs(60))
+    ///     .tcp_keepalive_interval(Duration::from_secs(10))
+    ///     .tcp_keepalive_retries(3)
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn tcp_keepalive(mut self, time: impl Into<Option<Duration>>) -> ChannelBuilder {
+        self.tcp_keepalive.time = time.into();
+        self
+    }
+
+    /// Time between two TCP keepalive probes; the operating system's unless set. Turns probes on, like
+    /// [`ChannelBuilder::tcp_keepalive`].
+    pub fn tcp_keepalive_interval(mut self, interval: impl Into<Option<Duration>>) -> ChannelBuilder {
+        self.tcp_keepalive.interval = interval.into();
+        self
+    }
+
+    /// Number of unanswered TCP keepalive probes after which a connection is closed; the operating system's unless
+    /// set. Turns probes on, like [`ChannelBuilder::tcp_keepalive`].
+    pub fn tcp_keepalive_retries(mut self, retries: impl Into<Option<u32>>) -> ChannelBuilder {
+        self.tcp_keepalive.retries = retries.into();
         self
     }
 
@@ -325,6 +365,7 @@ impl ChannelBuilder {
         if self.concurrency_limit == Some(0) {
             return Err(BuildError::new("concurrency_limit: expected at least 1, found 0"));
         }
+        let connector = self.socket_connector()?;
         let service_config = self.read_service_config(&target)?;
         let source = self.source(&target, &service_config)?;
         let authority = match &self.authority {
@@ -353,7 +394,7 @@ impl ChannelBuilder {
             credentials,
             providers,
             source,
-            connector: self.connector,
+            connector,
             default_headers: default_headers.clone(),
             metrics: metrics.clone(),
             host: if self.authority.is_some() { authority.host().into() } else { target.host().into() },
@@ -406,6 +447,18 @@ impl ChannelBuilder {
             return Err(BuildError::new(format!("HTTP/2 windows: expected at most {MAX_WINDOW} bytes")));
         }
         Ok(())
+    }
+
+    /// Returns the application's connector, or else the one for sockets.
+    fn socket_connector(&mut self) -> Result<Arc<dyn Connector>, BuildError> {
+        let keepalive = self.tcp_keepalive.socket_option().map_err(BuildError::new)?;
+        match self.connector.take() {
+            Some(_) if keepalive.is_some() => Err(BuildError::new(
+                "tcp_keepalive: is not supported with a connector of the application, which opens the sockets",
+            )),
+            Some(connector) => Ok(connector),
+            None => Ok(Arc::new(SocketConnector::with_keepalive(keepalive))),
+        }
     }
 
     fn read_service_config(&self, target: &ChannelTarget) -> Result<ServiceConfig, BuildError> {

@@ -2,8 +2,10 @@
 
 use std::io;
 use std::pin::Pin;
+use std::time::Duration;
 
 use evenkeel_core::Address;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 #[cfg(unix)]
@@ -30,7 +32,17 @@ pub trait Connector: Send + Sync + 'static {
 
 /// Connector for the operating system's sockets. A unix socket name that starts with a zero byte is in Linux's
 /// abstract namespace.
-pub(crate) struct SocketConnector;
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SocketConnector {
+    keepalive: Option<TcpKeepalive>,
+}
+
+impl SocketConnector {
+    /// Returns the connector with keepalive probes on its TCP sockets.
+    pub(crate) fn with_keepalive(keepalive: Option<TcpKeepalive>) -> SocketConnector {
+        SocketConnector { keepalive }
+    }
+}
 
 impl Connector for SocketConnector {
     fn connect(
@@ -44,6 +56,9 @@ impl Connector for SocketConnector {
                     let stream = TcpStream::connect(address).await?;
                     // HTTP/2 batches its own frames; Nagle's algorithm would only delay calls.
                     stream.set_nodelay(true)?;
+                    if let Some(keepalive) = &self.keepalive {
+                        SockRef::from(&stream).set_tcp_keepalive(keepalive)?;
+                    }
                     Box::new(stream)
                 }
                 #[cfg(unix)]
@@ -56,5 +71,72 @@ impl Connector for SocketConnector {
             };
             Ok(io)
         })
+    }
+}
+
+/// Settings of the operating system's keepalive probes. Without any, no probes are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TcpKeepaliveParams {
+    /// Time without data before the first probe.
+    pub(crate) time: Option<Duration>,
+    /// Time between two unanswered probes.
+    pub(crate) interval: Option<Duration>,
+    /// Number of unanswered probes after which the connection is closed.
+    pub(crate) retries: Option<u32>,
+}
+
+/// Largest values that Linux accepts (`MAX_TCP_KEEPIDLE`, `MAX_TCP_KEEPINTVL`, `MAX_TCP_KEEPCNT`).
+const MAX_SECONDS: u64 = 32_767;
+const MAX_RETRIES: u32 = 127;
+
+impl TcpKeepaliveParams {
+    /// Returns the socket option; `None` if nothing is set. The error names the setting that no socket would accept.
+    pub(crate) fn socket_option(self) -> Result<Option<TcpKeepalive>, String> {
+        if self == TcpKeepaliveParams::default() {
+            return Ok(None);
+        }
+        for (name, value) in [("tcp_keepalive", self.time), ("tcp_keepalive_interval", self.interval)] {
+            if let Some(value) = value
+                && !(1..=MAX_SECONDS).contains(&value.as_secs())
+            {
+                return Err(format!("{name} {value:?}: expected 1 s to {MAX_SECONDS} s"));
+            }
+        }
+        if let Some(retries) = self.retries
+            && !(1..=MAX_RETRIES).contains(&retries)
+        {
+            return Err(format!("tcp_keepalive_retries {retries}: expected 1 to {MAX_RETRIES}"));
+        }
+        if cfg!(not(any(
+            target_vendor = "apple",
+            windows,
+            target_os = "android",
+            target_os = "freebsd",
+            target_os = "linux"
+        ))) && (self.interval.is_some() || self.retries.is_some())
+        {
+            let names = "tcp_keepalive_interval and tcp_keepalive_retries";
+            return Err(format!("{names}: are not supported on this system; expected tcp_keepalive only"));
+        }
+        let mut option = TcpKeepalive::new();
+        if let Some(time) = self.time {
+            option = option.with_time(time);
+        }
+        #[cfg(any(
+            target_vendor = "apple",
+            windows,
+            target_os = "android",
+            target_os = "freebsd",
+            target_os = "linux"
+        ))]
+        {
+            if let Some(interval) = self.interval {
+                option = option.with_interval(interval);
+            }
+            if let Some(retries) = self.retries {
+                option = option.with_retries(retries);
+            }
+        }
+        Ok(Some(option))
     }
 }

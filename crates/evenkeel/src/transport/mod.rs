@@ -27,6 +27,6 @@ mod tls_socket;
 mod tests;
 
 pub(crate) use self::connect::{connect, connect_by_cluster};
-pub(crate) use self::connector::SocketConnector;
 pub use self::connector::{Connector, Io};
+pub(crate) use self::connector::{SocketConnector, TcpKeepaliveParams};
 pub(crate) use self::errors::describe_io_error;

@@ -103,7 +103,7 @@ impl Server {
 }
 
 async fn open(to: impl Into<Address>, credentials: &Credentials, host: &str) -> Result<Box<dyn Io>, String> {
-    let stream = within(connect(&SocketConnector, &to.into(), credentials, host)).await;
+    let stream = within(connect(&SocketConnector::default(), &to.into(), credentials, host)).await;
     stream.map_err(|error| error.to_string())
 }
 
@@ -516,7 +516,7 @@ async fn other_connectors_carry_tls_as_well() {
             address: &Address,
         ) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
             assert_eq!(*address, Address::from("backend-1"));
-            Box::pin(async { SocketConnector.connect(&Address::Ip(self.0)).await })
+            Box::pin(async { SocketConnector::default().connect(&Address::Ip(self.0)).await })
         }
     }
     let ours = Authority::new("ours");

@@ -59,7 +59,7 @@ impl XdsClientBuilder {
             keepalive: KEEPALIVE,
             deletion_grace: DELETION_GRACE,
             http2: Http2Implementation::default(),
-            connector: Arc::new(SocketConnector),
+            connector: Arc::new(SocketConnector::default()),
         }
     }
 

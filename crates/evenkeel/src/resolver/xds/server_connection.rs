@@ -225,7 +225,7 @@ mod tests {
     /// Consecutive attempts share a lookup.
     #[tokio::test(start_paused = true)]
     async fn names_are_looked_up_at_most_every_five_seconds() {
-        let dialer = XdsDialer::new(Arc::new(SocketConnector), Http2Config::default());
+        let dialer = XdsDialer::new(Arc::new(SocketConnector::default()), Http2Config::default());
         let found = dialer.resolve("localhost", 80).await.unwrap();
         let marked = vec![Address::Ip(([10, 0, 0, 1], 80).into())];
         let lookup = NameLookup { at: Instant::now(), addresses: marked.clone() };

@@ -197,8 +197,11 @@ mod tests {
     ) -> (StreamSet, StreamKey, Conn, mpsc::UnboundedReceiver<WorkerEvent>) {
         let peer = Peer::bind().await;
         let (events, mut happened) = mpsc::unbounded_channel();
-        let mut streams =
-            StreamSet::new(XdsDialer::new(Arc::new(SocketConnector), Http2Config::default()), 1024, events);
+        let mut streams = StreamSet::new(
+            XdsDialer::new(Arc::new(SocketConnector::default()), Http2Config::default()),
+            1024,
+            events,
+        );
         let key = StreamKey::Load(lrs_stream());
         let server = Arc::new(ServerConfig::insecure(&peer.address().to_string()));
         streams.open(key, server, "/s/m", None);

@@ -1,9 +1,11 @@
 //! Targets, and the builder's errors for invalid ones.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 
-use evenkeel::{ConnectivityState, TargetError};
+use evenkeel::{Address, ConnectivityState, Connector, Io, TargetError};
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio::net::UnixListener;
@@ -109,6 +111,19 @@ async fn invalid_settings_fail_build() {
         (config("{}").user_agent("a\nb"), r#"user agent "a\nb": expected visible ASCII characters"#),
         (config("{}").timeout(std::time::Duration::ZERO), "timeout: expected a duration above zero"),
         (config("{}").concurrency_limit(0), "concurrency_limit: expected at least 1, found 0"),
+        (
+            config("{}").tcp_keepalive(std::time::Duration::from_millis(500)),
+            "tcp_keepalive 500ms: expected 1 s to 32767 s",
+        ),
+        (
+            config("{}").tcp_keepalive_interval(super::LONG * 10_000),
+            "tcp_keepalive_interval 300000s: expected 1 s to 32767 s",
+        ),
+        (config("{}").tcp_keepalive_retries(0), "tcp_keepalive_retries 0: expected 1 to 127"),
+        (
+            config("{}").tcp_keepalive(super::LONG).connector(NoSockets),
+            "tcp_keepalive: is not supported with a connector of the application",
+        ),
         (config("{}").max_frame_size(1), "max_frame_size 1: expected 16384 to 16777215"),
         (
             config("{}").keepalive(std::time::Duration::ZERO, super::LONG),
@@ -122,6 +137,37 @@ async fn invalid_settings_fail_build() {
     let error = target("orders:http").build().unwrap_err();
     let source = std::error::Error::source(&error).unwrap();
     assert!(source.is::<TargetError>(), "the cause is there for programs");
+}
+
+/// Connector that is never used.
+struct NoSockets;
+
+impl Connector for NoSockets {
+    fn connect(&self, _: &Address) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
+        Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
+    }
+}
+
+/// The sockets of a channel with TCP keepalive have its timer, and those of other channels do not.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn sockets_send_tcp_keepalive_probes() {
+    let backend = Backend::start().await;
+    for (keepalive, timer) in [(Some(super::LONG), "02"), (None, "00")] {
+        let channel = to([&backend]).tcp_keepalive(keepalive).build().unwrap();
+        EchoClient::new(channel.clone()).unary(request("")).await.unwrap();
+        // Column 2 is the peer's address, column 5 the timer of the socket: 00 none, 01 retransmission, 02 keepalive.
+        let peer = format!(":{:04X}", backend.address().port());
+        let timers = || {
+            let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+            let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            let of_channel = rows.filter(|row| row[2].ends_with(&peer) && row[3] == "01");
+            of_channel.map(|row| row[5][..2].to_owned()).collect::<Vec<_>>()
+        };
+        super::until(|| timers() == [timer]).await;
+        within(channel.close()).await;
+        super::until(|| timers().is_empty()).await;
+    }
 }
 
 /// `build` outside a runtime returns an error and does not panic.
