@@ -37,6 +37,7 @@ mod time;
 
 pub use collections::subchannel_map::SubchannelMap;
 pub use config::cluster;
+pub use config::nearest::nearest_name;
 pub use config::proto3_json;
 pub use config::registry::Registry;
 pub use config::{ConfigError, ConfigFields, LbConfig};

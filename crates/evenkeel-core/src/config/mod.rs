@@ -2,9 +2,10 @@
 //!
 //! [`ConfigFields`] reads one JSON object by the rules of proto3 JSON: both spellings of a name, `null` is unset, numbers may be
 //! strings, durations are `"1.5s"`. Every error contains the policy, the path of the field, the expected and the actual value.
-//! Unknown fields are ignored (A24).
+//! Unknown fields are ignored (A24), with a warning.
 
 pub mod cluster;
+pub(crate) mod nearest;
 pub mod proto3_json;
 pub(crate) mod registry;
 
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use crate::config::nearest::nearest_name;
 use crate::config::registry::Registry;
 use crate::policy::{AnyPolicy, ErasedPolicy, Policy};
 
@@ -174,7 +176,73 @@ pub struct ConfigFields<'a> {
     policy: Arc<str>,
     registry: &'a Registry,
     depth: usize,
-    warnings: &'a RefCell<Vec<String>>,
+    notes: &'a ParseNotes,
+    /// Index of the object in the notes; `None` for an empty object.
+    object_index: Option<usize>,
+}
+
+/// Notes of the parser of a policy's settings: warnings, and the fields that were read.
+#[derive(Default)]
+pub(crate) struct ParseNotes {
+    warnings: RefCell<Vec<String>>,
+    objects: RefCell<Vec<FieldReads>>,
+}
+
+/// Fields of an object, and the names of fields that the policy read.
+struct FieldReads {
+    path: String,
+    fields: Vec<String>,
+    names: Vec<String>,
+}
+
+/// Maximum number of unknown fields of an object that are reported.
+const MAX_UNKNOWN: usize = 8;
+
+/// Maximum number of characters of an unknown field's name in a warning.
+const MAX_FIELD_NAME: usize = 80;
+
+impl ParseNotes {
+    fn note(&self, path: &str, object: &Map<String, Value>) -> Option<usize> {
+        if object.is_empty() {
+            return None;
+        }
+        let mut objects = self.objects.borrow_mut();
+        let fields = object.keys().cloned().collect();
+        objects.push(FieldReads { path: path.to_owned(), fields, names: Vec::new() });
+        Some(objects.len() - 1)
+    }
+
+    /// Records that the policy knows a field.
+    fn read(&self, object_index: Option<usize>, name: &str) {
+        let mut objects = self.objects.borrow_mut();
+        if let Some(object) = object_index.and_then(|index| objects.get_mut(index))
+            && !object.names.iter().any(|known| known == name)
+        {
+            object.names.push(name.to_owned());
+        }
+    }
+
+    /// Returns the warnings, and one for each unknown field.
+    pub(crate) fn into_warnings(self, policy: &str) -> Vec<String> {
+        let mut warnings = self.warnings.into_inner();
+        for FieldReads { path, fields, names } in self.objects.into_inner() {
+            let is_known = |field: &str| names.iter().any(|name| proto3_json::is_name_of(field, name));
+            let unknown: Vec<&String> = fields.iter().filter(|field| !is_known(field)).collect();
+            for field in unknown.iter().take(MAX_UNKNOWN) {
+                let shown: String = field.chars().take(MAX_FIELD_NAME).collect();
+                let hint = match nearest_name(field, names.iter().map(String::as_str)) {
+                    Some(nearest) => format!("did you mean {nearest:?}?"),
+                    None if names.is_empty() => "there are no settings".to_owned(),
+                    None => format!("expected one of {}", names.join(", ")),
+                };
+                warnings.push(format!("policy \"{policy}\": {path}: unknown field {shown:?}; {hint}"));
+            }
+            if let Some(more) = unknown.len().checked_sub(MAX_UNKNOWN).filter(|more| *more > 0) {
+                warnings.push(format!("policy \"{policy}\": {path}: {more} more unknown fields"));
+            }
+        }
+        warnings
+    }
 }
 
 impl<'a> ConfigFields<'a> {
@@ -184,14 +252,15 @@ impl<'a> ConfigFields<'a> {
         path: String,
         registry: &'a Registry,
         depth: usize,
-        warnings: &'a RefCell<Vec<String>>,
+        notes: &'a ParseNotes,
     ) -> Result<ConfigFields<'a>, ConfigError> {
         let object = match value {
             Value::Object(map) => Cow::Borrowed(map),
             Value::Null => Cow::Owned(Map::new()),
             other => return Err(ConfigError::new(Some(policy), path, expected("an object", other))),
         };
-        Ok(ConfigFields { object, path, policy, registry, depth, warnings })
+        let object_index = notes.note(&path, &object);
+        Ok(ConfigFields { object, path, policy, registry, depth, notes, object_index })
     }
 
     /// Creates an error about the field `name` (in camel case).
@@ -202,11 +271,20 @@ impl<'a> ConfigFields<'a> {
     /// Adds a warning about an accepted value.
     pub fn warn(&self, name: &str, text: &str) {
         let line = format!("policy \"{}\": {}.{name}: {text}", self.policy, self.path);
-        self.warnings.borrow_mut().push(line);
+        self.notes.warnings.borrow_mut().push(line);
+    }
+
+    /// Declares fields, by their names in camel case, that the policy knows but does not read in this config. A
+    /// field that is neither read nor declared is unknown, and the config has a warning about it.
+    pub fn allow(&self, names: &[&str]) {
+        for name in names {
+            self.notes.read(self.object_index, name);
+        }
     }
 
     /// Returns the raw value of a field, by its name in camel case. Also finds the snake-case spelling; `null` is unset.
     pub fn value(&self, name: &str) -> Option<&Value> {
+        self.notes.read(self.object_index, name);
         proto3_json::field(&self.object, name)
     }
 
@@ -313,7 +391,7 @@ impl<'a> ConfigFields<'a> {
             Some(value) => {
                 let path = format!("{}.{name}", self.path);
                 let config = self.registry.parse_at(value, path, self.depth + 1)?;
-                self.warnings.borrow_mut().extend_from_slice(config.warnings());
+                self.notes.warnings.borrow_mut().extend_from_slice(config.warnings());
                 Ok(config)
             }
         }
@@ -321,7 +399,7 @@ impl<'a> ConfigFields<'a> {
 
     fn nested<'b>(&'b self, value: &'b Value, path: String) -> Result<ConfigFields<'b>, ConfigError> {
         let (policy, depth) = (self.policy.clone(), self.depth);
-        ConfigFields::of_policy(policy, value, path, self.registry, depth, self.warnings)
+        ConfigFields::of_policy(policy, value, path, self.registry, depth, self.notes)
     }
 
     fn array(&self, name: &str) -> Result<&[Value], ConfigError> {

@@ -12,6 +12,11 @@ pub fn field<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value
     object.get(name).or_else(|| object.get(&to_snake_case(name))).filter(|value| !value.is_null())
 }
 
+/// Returns true if `field` is a spelling of `name`, which is in camel case.
+pub fn is_name_of(field: &str, name: &str) -> bool {
+    field == name || field == to_snake_case(name)
+}
+
 /// Parses a duration such as `1.5s`: seconds with at most nine decimals. Returns `None` for a negative one.
 pub fn duration(text: &str) -> Option<Duration> {
     signed_duration(text).filter(|(wait, negative)| !negative || wait.is_zero()).map(|(wait, _)| wait)

@@ -2,15 +2,15 @@
 //!
 //! A registry is a value: a channel is built with one, and users register policies of their own.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::config::nearest::nearest_name;
 use crate::config::{
-    ConfigError, ConfigFields, LbConfig, PolicyFactory, PolicySettings, check_depth, expected,
+    ConfigError, ConfigFields, LbConfig, ParseNotes, PolicyFactory, PolicySettings, check_depth, expected,
 };
 use crate::policy::{self, ErasedPolicy, Policy};
 
@@ -150,9 +150,9 @@ impl Registry {
                 unknown.push(name.as_str());
                 continue;
             };
-            let warnings = RefCell::new(Vec::new());
+            let notes = ParseNotes::default();
             let path = format!("{path}[{i}].{name}");
-            let fields = ConfigFields::of_policy(entry.name.clone(), settings, path, self, depth, &warnings)?;
+            let fields = ConfigFields::of_policy(entry.name.clone(), settings, path, self, depth, &notes)?;
             let parsed = (entry.parse)(&fields)?;
             drop(fields);
             return Ok(LbConfig::parsed(
@@ -160,16 +160,18 @@ impl Registry {
                 parsed,
                 settings.clone(),
                 entry.build.clone(),
-                warnings.into_inner(),
+                notes.into_warnings(&entry.name),
             ));
         }
         let problem = if unknown.is_empty() {
             "the list of policies is empty".to_owned()
         } else {
-            format!(
-                "no policy of the list is supported: {}; register it or name a supported one",
-                listed(&unknown)
-            )
+            let hint =
+                match unknown.iter().take(NAMES_SHOWN).find_map(|name| nearest_name(name, self.names())) {
+                    Some(nearest) => format!("did you mean {nearest:?}?"),
+                    None => "register it or name a supported one".to_owned(),
+                };
+            format!("no policy of the list is supported: {}; {hint}", listed(&unknown))
         };
         Err(ConfigError::new(None, path, problem))
     }

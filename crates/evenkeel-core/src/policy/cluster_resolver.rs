@@ -259,6 +259,8 @@ fn parse_leaf(fields: &ConfigFields<'_>, lb_policy: &LbConfig) -> Result<LeafClu
     let text = |name| Ok(fields.str(name)?.filter(|text| !text.is_empty()).map(Arc::<str>::from));
     let required = |name, what| text(name)?.ok_or_else(|| fields.error(name, format!("is required: {what}")));
     let name = required("cluster", "the name of the cluster")?;
+    // Each is read for one type of mechanism only.
+    fields.allow(&["edsServiceName", "dnsHostname"]);
     let source = match fields.value("type").map(|kind| kind.as_str().ok_or(kind)) {
         None | Some(Ok("EDS")) => {
             EndpointSource::Eds { cluster: name.clone(), service_name: text("edsServiceName")? }

@@ -37,7 +37,11 @@ fn the_first_registered_policy_is_chosen() {
         ),
         (
             json!([{"Round_Robin": {}}]),
-            "loadBalancingConfig: no policy of the list is supported: \"Round_Robin\"; register it or name a supported one",
+            "loadBalancingConfig: no policy of the list is supported: \"Round_Robin\"; did you mean \"round_robin\"?",
+        ),
+        (
+            json!([{"fastest": {}}]),
+            "loadBalancingConfig: no policy of the list is supported: \"fastest\"; register it or name a supported one",
         ),
     ];
     for (config, message) in cases {
@@ -50,6 +54,45 @@ fn the_first_registered_policy_is_chosen() {
         "{message}"
     );
     assert!(message.len() < 3_000);
+}
+
+/// Unknown fields change nothing, in whatever object. A warning names each one, and the field that was probably meant.
+#[test]
+fn unknown_fields_are_warned_about() {
+    let child = json!([{"round_robin": {"shuffle": true}}]);
+    let config = json!([{"outlier_detection_experimental": {
+        "intervall": "5s",
+        "failurePercentageEjection": {"treshold": 50, "minimum_hosts": 3},
+        "success_rate_ejection": {},
+        "child_policy": child,
+    }}]);
+    let config = Registry::standard().parse(&config).unwrap();
+    let outlier =
+        "policy \"outlier_detection_experimental\": loadBalancingConfig[0].outlier_detection_experimental";
+    assert_eq!(
+        config.warnings(),
+        [
+            "policy \"round_robin\": loadBalancingConfig[0].outlier_detection_experimental.childPolicy[0].round_robin: \
+             unknown field \"shuffle\"; there are no settings"
+                .to_owned(),
+            format!("{outlier}: unknown field \"intervall\"; did you mean \"interval\"?"),
+            format!(
+                "{outlier}.failurePercentageEjection: unknown field \"treshold\"; did you mean \"threshold\"?"
+            ),
+        ]
+    );
+    // Fields of the other type of mechanism are known, although they have no effect.
+    let mechanism = json!({"cluster": "a", "type": "EDS", "dnsHostname": "b:1"});
+    let resolver = json!({"discoveryMechanisms": [mechanism], "xdsLbPolicy": round_robin()});
+    let config =
+        Registry::standard().parse(&json!([{"xds_cluster_resolver_experimental": resolver}])).unwrap();
+    assert_eq!(config.warnings(), [""; 0]);
+    // Their number and length are bounded.
+    let many: Value = (0..100).map(|i| (format!("{i}{}", "x".repeat(1_000)), json!(1))).collect();
+    let config = Registry::standard().parse(&json!([{"pick_first": many}])).unwrap();
+    assert_eq!(config.warnings().len(), 9);
+    assert!(config.warnings().iter().all(|warning| warning.len() < 300), "{:?}", config.warnings());
+    assert!(config.warnings()[8].ends_with(": 92 more unknown fields"), "{}", config.warnings()[8]);
 }
 
 /// LBX-1: a later entry is chosen if the policy before it is not registered.

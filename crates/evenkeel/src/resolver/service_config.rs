@@ -2,22 +2,42 @@
 //! plane.
 //!
 //! The format is the JSON that gRPC documents (service_config.md, A6, A24). An error lists every problem with its
-//! field path, the expected and the actual value. Unknown fields are ignored, as gRPC specifies. A known but
-//! unsupported field is in [`ServiceConfig::warnings`], or an error where ignoring it would change the behaviour of
-//! calls. Channel and calls apply the parsed config.
+//! field path, the expected and the actual value. Unknown fields are ignored, as gRPC specifies. They are in
+//! [`ServiceConfig::warnings`], as are known but unsupported fields. Such a field is an error where ignoring it would
+//! change the behaviour of calls. Channel and calls apply the parsed config.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::{Code, LbConfig, Registry};
+use evenkeel_core::{Code, LbConfig, Registry, nearest_name, proto3_json};
 use evenkeel_xds::json::{JsonObject, JsonRules, expected};
 use evenkeel_xds::{FieldPath, ValidationErrors};
 use serde_json::{Value, json};
 
 use crate::call::retry::{CodeSet, MAX_ATTEMPTS, RetryPolicy, RetryThrottlingConfig};
 use crate::text::quoted;
+
+/// Known fields of the objects of a service config, also those that are not supported (service_config.proto).
+const CONFIG_FIELDS: [&str; 5] =
+    ["loadBalancingConfig", "loadBalancingPolicy", "methodConfig", "retryThrottling", "healthCheckConfig"];
+const METHOD_FIELDS: [&str; 7] = [
+    "name",
+    "timeout",
+    "waitForReady",
+    "retryPolicy",
+    "hedgingPolicy",
+    "maxRequestMessageBytes",
+    "maxResponseMessageBytes",
+];
+const NAME_FIELDS: [&str; 2] = ["service", "method"];
+const RETRY_FIELDS: [&str; 5] =
+    ["maxAttempts", "initialBackoff", "maxBackoff", "backoffMultiplier", "retryableStatusCodes"];
+const THROTTLING_FIELDS: [&str; 2] = ["maxTokens", "tokenRatio"];
+
+/// Maximum number of unknown fields of an object that are reported.
+const MAX_UNKNOWN: usize = 8;
 
 /// A valid service config.
 #[derive(Clone, Debug)]
@@ -104,6 +124,7 @@ struct ServiceConfigParser {
 impl ServiceConfigParser {
     fn service_config(&mut self, value: &Value, registry: &Registry) -> Option<ServiceConfig> {
         let config = self.object(value, FieldPath::root())?;
+        self.warn_of_unknown_fields(&config, &CONFIG_FIELDS);
         let policy = self.policy(&config, registry);
         let methods = self.methods(&config);
         let throttling = self.throttling(&config);
@@ -132,7 +153,9 @@ impl ServiceConfigParser {
         // gRPC accepts upper case: `ROUND_ROBIN` is `round_robin`.
         let lower = name.to_ascii_lowercase();
         let Some(known) = [name, &lower].into_iter().find(|name| registry.contains(name)) else {
-            let problem = format!("expected the name of a registered policy, found {}", quoted(name));
+            let hint = nearest_name(name, registry.names());
+            let hint = hint.map_or_else(String::new, |nearest| format!("; did you mean {nearest:?}?"));
+            let problem = format!("expected the name of a registered policy, found {}{hint}", quoted(name));
             self.problems.add(&config.field(field), problem);
             return None;
         };
@@ -152,6 +175,7 @@ impl ServiceConfigParser {
         for (i, value) in list.into_iter().flatten().enumerate() {
             let path = path.index(i);
             let Some(object) = self.object(value, path) else { continue };
+            self.warn_of_unknown_fields(&object, &METHOD_FIELDS);
             let method = Arc::new(self.method(&object));
             for (place, name) in self.names(&object) {
                 if let Some((other, _)) = methods.get(&name) {
@@ -176,6 +200,7 @@ impl ServiceConfigParser {
         for (i, value) in list.into_iter().flatten().enumerate() {
             let path = path.index(i);
             let Some(name) = self.object(value, path) else { continue };
+            self.warn_of_unknown_fields(&name, &NAME_FIELDS);
             let mut text = |field| name.text(field, &mut self.problems).unwrap_or_default();
             let name: Box<str> = match (text("service"), text("method")) {
                 ("", "") => "".into(),
@@ -214,8 +239,9 @@ impl ServiceConfigParser {
     }
 
     fn retry_policy(&mut self, entry: &JsonObject<'_>) -> Option<RetryPolicy> {
+        let policy = entry.object("retryPolicy", &mut self.problems)?;
+        self.warn_of_unknown_fields(&policy, &RETRY_FIELDS);
         let problems = &mut self.problems;
-        let policy = entry.object("retryPolicy", problems)?;
         let attempts = policy.required("maxAttempts", "a whole number of 2 or more", problems, |value| {
             value.as_u64().filter(|attempts| *attempts >= 2)
         });
@@ -253,8 +279,9 @@ impl ServiceConfigParser {
     }
 
     fn throttling(&mut self, config: &JsonObject<'_>) -> Option<RetryThrottlingConfig> {
+        let throttling = config.object("retryThrottling", &mut self.problems)?;
+        self.warn_of_unknown_fields(&throttling, &THROTTLING_FIELDS);
         let problems = &mut self.problems;
-        let throttling = config.object("retryThrottling", problems)?;
         let max_tokens = throttling.required("maxTokens", "a number from 0.001 to 1000", problems, |value| {
             above_zero(value).filter(|tokens| *tokens <= 1000.0).and_then(thousandths)
         });
@@ -268,8 +295,21 @@ impl ServiceConfigParser {
         JsonObject::of(value, path, JsonRules::Proto3, &mut self.problems)
     }
 
+    fn warn_of_unknown_fields(&mut self, object: &JsonObject<'_>, known: &[&'static str]) {
+        let is_unknown = |field: &&String| !known.iter().any(|name| proto3_json::is_name_of(field, name));
+        for field in object.map().keys().filter(is_unknown).take(MAX_UNKNOWN) {
+            let hint = match nearest_name(field, known.iter().copied()) {
+                Some(nearest) => format!("did you mean {nearest:?}?"),
+                None => format!("expected one of {}", known.join(", ")),
+            };
+            let text = format!("unknown field {}; {hint}", quoted(field));
+            let path = object.path().to_string();
+            self.warnings.push(if path.is_empty() { text } else { format!("{path}: {text}") });
+        }
+    }
+
     fn warn(&mut self, path: &FieldPath<'_>, text: &str) {
-        self.warnings.push(format!("service config: {path}: {text}"));
+        self.warnings.push(format!("{path}: {text}"));
     }
 }
 
@@ -623,22 +663,64 @@ mod tests {
                 {"timeout": "1s"},
                 {"name": []},
             ],
-            "someday": {"maxAttempts": "x"},
         });
         let config = read(&config).unwrap();
         assert_eq!(
             config.warnings(),
             [
-                "service config: methodConfig[0].maxRequestMessageBytes: is not applied; \
+                "methodConfig[0].maxRequestMessageBytes: is not applied; \
                  call max_encoding_message_size of the generated client instead",
-                "service config: methodConfig[0].maxResponseMessageBytes: is not applied; \
+                "methodConfig[0].maxResponseMessageBytes: is not applied; \
                  call max_decoding_message_size of the generated client instead",
-                "service config: methodConfig[1].name: is empty, so the entry has no effect",
-                "service config: methodConfig[2].name: is empty, so the entry has no effect",
-                "service config: healthCheckConfig: health checks by the client (A17) are not supported; \
+                "methodConfig[1].name: is empty, so the entry has no effect",
+                "methodConfig[2].name: is empty, so the entry has no effect",
+                "healthCheckConfig: health checks by the client (A17) are not supported; \
                  an endpoint is healthy once connected",
             ]
         );
+    }
+
+    #[test]
+    fn unknown_fields_are_warned_about_with_the_nearest_known_one() {
+        let config = json!({
+            "loadBalancingConfg": [{"round_robin": {}}],
+            "someday": {"maxAttempts": "x"},
+            "methodConfig": [{
+                "name": [{"service": "a", "mehtod": "b"}],
+                "time_out": "1s",
+                "wait_for_ready": true,
+                "retryPolicy": {
+                    "maxAttempts": 2, "initialBackoff": "1s", "maxBackof": "9s", "maxBackoff": "9s",
+                    "backoffMultiplier": 2, "retryableStatusCodes": [14],
+                },
+            }],
+            "retryThrottling": {"maxTokens": 1, "tokenRatio": 1, "ratio": 1},
+        });
+        assert_eq!(
+            read(&config).unwrap().warnings(),
+            [
+                "unknown field \"loadBalancingConfg\"; did you mean \"loadBalancingConfig\"?",
+                "unknown field \"someday\"; expected one of loadBalancingConfig, loadBalancingPolicy, methodConfig, \
+                 retryThrottling, healthCheckConfig",
+                "methodConfig[0]: unknown field \"time_out\"; did you mean \"timeout\"?",
+                "methodConfig[0].retryPolicy: unknown field \"maxBackof\"; did you mean \"maxBackoff\"?",
+                "methodConfig[0].name[0]: unknown field \"mehtod\"; did you mean \"method\"?",
+                "retryThrottling: unknown field \"ratio\"; expected one of maxTokens, tokenRatio",
+            ]
+        );
+        let config = json!({"loadBalancingConfig": [{"ring_hash_experimental": {"min_ringsize": 7}}]});
+        assert_eq!(
+            read(&config).unwrap().warnings(),
+            [
+                "policy \"ring_hash_experimental\": loadBalancingConfig[0].ring_hash_experimental: unknown field \
+              \"min_ringsize\"; did you mean \"minRingSize\"?"
+            ]
+        );
+        // Their number and length are bounded.
+        let many: Value = (0..100).map(|i| (format!("{i}{}", "x".repeat(1000)), json!(1))).collect();
+        let config = read(&many).unwrap();
+        assert_eq!(config.warnings().len(), 8);
+        assert!(config.warnings().iter().all(|warning| warning.len() < 300));
     }
 
     #[test]

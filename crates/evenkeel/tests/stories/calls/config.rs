@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use evenkeel::Channel;
+use testkit::Log;
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
 use tonic::metadata::MetadataValue;
@@ -116,4 +117,26 @@ async fn methods_wait_as_configured() {
     within(others.client_stream(tokio_stream::once(request("")))).await.unwrap_err();
     backend.restart().await;
     assert_eq!(within(waiting).await.unwrap().unwrap().into_inner().payload, b"patient");
+}
+
+/// Unknown fields of a service config are logged when the channel is built, once, and change nothing.
+#[tokio::test]
+async fn unknown_fields_are_logged_once() {
+    let backend = Backend::start().await;
+    let log = Log::default();
+    let logging = tracing::subscriber::set_default(log.clone());
+    let config = r#"{
+        "loadBalancingConfig": [{"least_request_experimental": {"choiceCuont": 3}}],
+        "methodConfig": [{"name": [{}], "timout": "1s"}]
+    }"#;
+    let channel = to([&backend]).service_config(config).build().unwrap();
+    within(EchoClient::new(channel).unary(request(""))).await.unwrap();
+    drop(logging);
+    let warnings: Vec<_> = log.lines().into_iter().filter(|line| line.contains("unknown field")).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(
+        warnings[0]
+            .contains(r#"service config: methodConfig[0]: unknown field "timout"; did you mean "timeout"?"#)
+    );
+    assert!(warnings[1].contains(r#"unknown field "choiceCuont"; did you mean "choiceCount"?"#));
 }
