@@ -11,9 +11,9 @@
 //! // GRPC_XDS_BOOTSTRAP or GRPC_XDS_BOOTSTRAP_CONFIG supplies the bootstrap.
 //! let client = OrdersClient::new(evenkeel::channel("xds:///orders")?);
 //!
-//! // No control plane: a service config selects the policy.
+//! // No control plane: the builder selects the policy.
 //! let channel = evenkeel::Channel::builder("dns:///orders.prod:50051")
-//!     .service_config(r#"{"loadBalancingConfig": [{"round_robin": {}}]}"#)
+//!     .policy(evenkeel::policy::round_robin())
 //!     .build()?;
 //! let client = OrdersClient::new(channel);
 //! # Ok(())
@@ -58,6 +58,7 @@ mod clock;
 mod credentials;
 mod entropy;
 mod load;
+pub mod policy;
 mod resolver;
 mod sync;
 mod telemetry;

@@ -37,7 +37,7 @@ pub(crate) fn signed_duration(text: &str) -> Option<(Duration, bool)> {
 }
 
 /// Formats a duration: seconds, without trailing zeros.
-pub(crate) fn duration_to_json(wait: Duration) -> String {
+pub fn duration_to_json(wait: Duration) -> String {
     let decimals = format!(".{:09}", wait.subsec_nanos());
     format!("{}{}s", wait.as_secs(), decimals.trim_end_matches('0').trim_end_matches('.'))
 }

@@ -23,6 +23,7 @@ use crate::channel::snapshot::SnapshotPublisher;
 use crate::channel::{Channel, ChannelInner, DefaultHeaders};
 use crate::credentials::{CertificateProviders, Credentials};
 use crate::entropy::{self, Entropy};
+use crate::policy::PolicyConfig;
 use crate::resolver::ResolverConfig;
 use crate::resolver::service_config::ServiceConfig;
 use crate::resolver::xds::XdsClient;
@@ -49,12 +50,12 @@ const MAX_WINDOW: u32 = (1 << 31) - 1;
 ///
 /// ```no_run
 /// use std::time::Duration;
-/// use evenkeel::{Channel, Credentials};
+/// use evenkeel::{Channel, Credentials, policy};
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let channel = Channel::builder("dns:///orders.prod:50051")
 ///     .credentials(Credentials::tls().build()?)
-///     .service_config(r#"{"loadBalancingConfig": [{"round_robin": {}}]}"#)
+///     .policy(policy::round_robin())
 ///     .keepalive(Duration::from_secs(60), Duration::from_secs(20))
 ///     .build()?;
 /// # Ok(())
@@ -65,6 +66,7 @@ const MAX_WINDOW: u32 = (1 << 31) - 1;
 pub struct ChannelBuilder {
     target: String,
     service_config: Option<String>,
+    policy: Option<PolicyConfig>,
     xds: XdsSource,
     registry: Option<Registry>,
     /// `None` for the default, which depends on the target and the bootstrap.
@@ -98,6 +100,7 @@ impl ChannelBuilder {
         ChannelBuilder {
             target,
             service_config: None,
+            policy: None,
             xds: XdsSource::Environment,
             registry: None,
             credentials: None,
@@ -123,6 +126,27 @@ impl ChannelBuilder {
     /// Setting it for an xDS target is an error: there, routes and clusters of the control plane define all of this.
     pub fn service_config(mut self, json: impl Into<String>) -> ChannelBuilder {
         self.service_config = Some(json.into());
+        self
+    }
+
+    /// Load-balancing policy, in place of one in the [service config](ChannelBuilder::service_config); `pick_first`
+    /// unless set. See [`policy`](crate::policy) for all policies and their settings.
+    ///
+    /// Setting it for an xDS target is an error: there, clusters of the control plane define their policies. So is
+    /// setting it beside a service config that names a policy.
+    ///
+    /// ```no_run
+    /// # fn example() -> Result<(), evenkeel::BuildError> {
+    /// use evenkeel::{Channel, policy};
+    ///
+    /// let channel = Channel::builder("dns:///orders.prod:50051")
+    ///     .policy(policy::least_request().choice_count(3))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn policy(mut self, policy: impl Into<PolicyConfig>) -> ChannelBuilder {
+        self.policy = Some(policy.into());
         self
     }
 
@@ -462,15 +486,31 @@ impl ChannelBuilder {
     }
 
     fn read_service_config(&self, target: &ChannelTarget) -> Result<ServiceConfig, BuildError> {
-        if let (TargetKind::Xds { .. }, Some(_)) = (target.kind(), &self.service_config) {
+        let is_xds = matches!(target.kind(), TargetKind::Xds { .. });
+        if is_xds && self.service_config.is_some() {
             return Err(BuildError::new(format!(
                 "target {:?}: a service config is not supported with a control plane; its routes and clusters apply",
                 self.target
             )));
         }
+        if is_xds && self.policy.is_some() {
+            return Err(BuildError::new(format!(
+                "target {:?}: a policy is not supported with a control plane; its clusters define their policies",
+                self.target
+            )));
+        }
         let registry = self.registry.clone().unwrap_or_else(Registry::standard);
         let json = self.service_config.as_deref().unwrap_or("{}");
-        let config = ServiceConfig::parse(json, &registry).map_err(BuildError::from_error)?;
+        let policy = match &self.policy {
+            None => None,
+            Some(policy) => {
+                let list =
+                    policy.to_list().map_err(|problem| BuildError::new(format!("policy: {problem}")))?;
+                let parsed = registry.parse(&list);
+                Some(parsed.map_err(|error| BuildError::new(format!("policy: {error}")))?)
+            }
+        };
+        let config = ServiceConfig::parse(json, policy, &registry).map_err(BuildError::from_error)?;
         for warning in config.warnings() {
             tracing::warn!("service config: {warning}");
         }

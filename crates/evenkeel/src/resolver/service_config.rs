@@ -62,11 +62,16 @@ pub(crate) struct MethodConfig {
 }
 
 impl ServiceConfig {
-    /// Parses a service config. `registry` contains the policies that it may name.
-    pub(crate) fn parse(json: &str, registry: &Registry) -> Result<ServiceConfig, ServiceConfigError> {
+    /// Parses a service config. `registry` contains the policies that it may name. If `policy` is set, it applies and
+    /// the config must not name one.
+    pub(crate) fn parse(
+        json: &str,
+        policy: Option<LbConfig>,
+        registry: &Registry,
+    ) -> Result<ServiceConfig, ServiceConfigError> {
         let mut notes = ServiceConfigParser::default();
         let config = match serde_json::from_str(json) {
-            Ok(value) => notes.service_config(&value, registry),
+            Ok(value) => notes.service_config(&value, policy, registry),
             Err(error) => {
                 notes.problems.add(&FieldPath::root(), format!("cannot be read as JSON: {error}"));
                 None
@@ -122,10 +127,29 @@ struct ServiceConfigParser {
 }
 
 impl ServiceConfigParser {
-    fn service_config(&mut self, value: &Value, registry: &Registry) -> Option<ServiceConfig> {
+    fn service_config(
+        &mut self,
+        value: &Value,
+        policy: Option<LbConfig>,
+        registry: &Registry,
+    ) -> Option<ServiceConfig> {
         let config = self.object(value, FieldPath::root())?;
         self.warn_of_unknown_fields(&config, &CONFIG_FIELDS);
-        let policy = self.policy(&config, registry);
+        let policy = match policy {
+            Some(policy) => {
+                for field in ["loadBalancingConfig", "loadBalancingPolicy"] {
+                    if config.has(field) {
+                        let problem = format!(
+                            "is set beside the policy {:?} of the channel; expected one of them",
+                            policy.policy()
+                        );
+                        self.problems.add(&config.field(field), problem);
+                    }
+                }
+                Some(policy)
+            }
+            None => self.policy(&config, registry),
+        };
         let methods = self.methods(&config);
         let throttling = self.throttling(&config);
         if config.value("healthCheckConfig").is_some() {
@@ -344,7 +368,7 @@ mod tests {
     const DURATION: &str = "a duration above zero such as \"1.5s\"";
 
     fn read(config: &Value) -> Result<ServiceConfig, String> {
-        let config = ServiceConfig::parse(&config.to_string(), &Registry::standard());
+        let config = ServiceConfig::parse(&config.to_string(), None, &Registry::standard());
         config.map_err(|error| error.to_string())
     }
 
@@ -403,7 +427,7 @@ mod tests {
     fn policies_of_users_may_have_capitals() {
         let mut registry = Registry::standard();
         registry.alias("Mine", "round_robin");
-        let config = ServiceConfig::parse(r#"{"loadBalancingPolicy": "Mine"}"#, &registry).unwrap();
+        let config = ServiceConfig::parse(r#"{"loadBalancingPolicy": "Mine"}"#, None, &registry).unwrap();
         assert_eq!(config.policy().policy(), "round_robin");
     }
 
@@ -753,11 +777,11 @@ mod tests {
             ("[]", "expected an object, found an empty list"),
             ("null", "expected an object, found null"),
         ] {
-            let error = ServiceConfig::parse(text, &Registry::standard()).unwrap_err();
+            let error = ServiceConfig::parse(text, None, &Registry::standard()).unwrap_err();
             assert_eq!(error.to_string(), format!("service config: {problem}"));
         }
         let deep = "[".repeat(100_000);
-        let error = ServiceConfig::parse(&deep, &Registry::standard()).unwrap_err().to_string();
+        let error = ServiceConfig::parse(&deep, None, &Registry::standard()).unwrap_err().to_string();
         assert!(error.starts_with("service config: cannot be read as JSON: recursion limit"), "{error}");
     }
 }

@@ -1,8 +1,10 @@
 //! Service configs: every policy works without a control plane.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use evenkeel::Channel;
+use evenkeel::policy::{self, PolicyConfig};
 use testkit::Log;
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
@@ -117,6 +119,37 @@ async fn methods_wait_as_configured() {
     within(others.client_stream(tokio_stream::once(request("")))).await.unwrap_err();
     backend.restart().await;
     assert_eq!(within(waiting).await.unwrap().unwrap().into_inner().payload, b"patient");
+}
+
+/// Typed policies balance calls like their JSON, beside a service config with the settings of methods.
+#[tokio::test]
+async fn typed_policies_serve() {
+    let backends = three().await;
+    // Policy, and number of endpoints that it uses.
+    let cases: [(PolicyConfig, usize); 8] = [
+        (policy::pick_first().shuffle_address_list(true).into(), 1),
+        (policy::round_robin(), 3),
+        (policy::edf_weighted_round_robin(), 3),
+        (policy::weighted_round_robin().blackout_period(Duration::ZERO).into(), 3),
+        (policy::least_request().choice_count(3).into(), 3),
+        (policy::ring_hash().request_hash_header("x-user").into(), 3),
+        (policy::random_subsetting(2, policy::round_robin()), 2),
+        (policy::outlier_detection(policy::round_robin()).interval(Duration::from_secs(5)).into(), 3),
+    ];
+    let methods = r#"{"methodConfig": [{"name": [{}], "timeout": "600s"}]}"#;
+    for (policy, used) in cases {
+        let channel = to(&backends).policy(policy.clone()).service_config(methods).build().unwrap();
+        let mut client = Client::new(channel);
+        within(async {
+            let mut seen = BTreeSet::new();
+            while seen.len() < used {
+                let answer = client.unary(request("")).await.unwrap().into_inner();
+                assert!(answer.metadata.contains_key("grpc-timeout"), "{policy}");
+                seen.insert(answer.backend);
+            }
+        })
+        .await;
+    }
 }
 
 /// Unknown fields of a service config are logged when the channel is built, once, and change nothing.

@@ -5,20 +5,20 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use evenkeel::{Address, ConnectivityState, Connector, Io, TargetError};
+use evenkeel::{Address, ConnectivityState, Connector, Io, TargetError, policy};
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
 use super::server::{Step, service};
-use super::{Client, client, connected, policy, request, to, within};
+use super::{Client, client, connected, request, to, within};
 
 /// round_robin over a list of addresses distributes calls evenly.
 #[tokio::test]
 async fn lists_are_shared_evenly() {
     let backends = [Backend::start().await, Backend::start().await, Backend::start().await];
-    let channel = to(&backends).service_config(policy("round_robin")).build().unwrap();
+    let channel = to(&backends).policy(policy::round_robin()).build().unwrap();
     connected(&channel, 3).await;
     let mut client = EchoClient::new(channel);
     let mut answers = BTreeMap::<String, usize>::new();
@@ -123,6 +123,30 @@ async fn invalid_settings_fail_build() {
         (
             config("{}").tcp_keepalive(super::LONG).connector(NoSockets),
             "tcp_keepalive: is not supported with a connector of the application",
+        ),
+        (
+            target("ipv4:127.0.0.1:1").policy(policy::ring_hash().min_ring_size(0)),
+            "policy: policy \"ring_hash_experimental\": loadBalancingConfig[0].ring_hash_experimental.minRingSize: must be",
+        ),
+        (
+            target("ipv4:127.0.0.1:1").policy(policy::custom("round_robbin", "{}")),
+            "policy: loadBalancingConfig: no policy of the list is supported: \"round_robbin\"; did you mean \"round_robin\"?",
+        ),
+        (
+            target("ipv4:127.0.0.1:1").policy(policy::custom("round_robin", "[")),
+            "policy: settings of \"round_robin\": expected a JSON object: ",
+        ),
+        (
+            config(r#"{"loadBalancingConfig": [{"pick_first": {}}]}"#).policy(policy::round_robin()),
+            "service config: loadBalancingConfig: is set beside the policy \"round_robin\" of the channel; expected one",
+        ),
+        (
+            config(r#"{"loadBalancingPolicy": "pick_first"}"#).policy(policy::round_robin()),
+            "service config: loadBalancingPolicy: is set beside the policy \"round_robin\" of the channel; expected one",
+        ),
+        (
+            target("xds:///orders").policy(policy::round_robin()),
+            "target \"xds:///orders\": a policy is not supported with a control plane; its clusters define",
         ),
         (config("{}").max_frame_size(1), "max_frame_size 1: expected 16384 to 16777215"),
         (
