@@ -249,11 +249,12 @@ impl DoctorSession<'_> {
         Ok(Ok(()))
     }
 
-    /// Returns the diagnosis of a failed stream, unless a stream is connected.
+    /// Returns the diagnosis of a failed stream to the reachable server, unless a stream is connected.
     async fn stream_failure(&self) -> Option<Diagnosis> {
         let tally = self.client.server_stats();
         let is_connected = tally.iter().any(|tally| tally.connected);
-        let failed = tally.iter().any(|tally| tally.failures > 0);
+        // An unreachable server before it in the list fails too, while the stream to this one is being opened.
+        let failed = tally.iter().any(|tally| tally.failures > 0 && tally.server == self.server);
         if is_connected || !failed {
             return None;
         }
