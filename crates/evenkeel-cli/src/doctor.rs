@@ -27,11 +27,12 @@ Examples:
   evenkeel doctor xds:///orders                              with the bootstrap of the environment
   evenkeel doctor xds:///orders --bootstrap bootstrap.json   with this bootstrap
   evenkeel doctor dns:///orders.prod:50051 --tls             without a control plane
+  evenkeel doctor dns:///orders.prod:50051 --ca ca.pem --cert tls.crt --key tls.key
   evenkeel doctor xds:///orders --json | jq -r '.steps[-1].likely'
 
 The steps: bootstrap, DNS, TCP, TLS or HTTP/2, certificate files, the ADS stream, LDS, RDS, CDS,
-EDS, a connection to an endpoint. If the bootstrap has certificate providers, the cluster's
-security config applies to the connection.
+EDS, a connection to an endpoint. The cluster's security config applies to the connection. For
+clusters without one, and targets without a control plane, --tls, --ca, --cert and --key do.
 
 Exit codes: 0 all fine, 1 stopped at a failure, 2 invalid usage or bootstrap, 3 the control plane is unreachable";
 
@@ -50,6 +51,12 @@ pub(crate) struct DoctorArgs {
     /// Connect to endpoints by TLS, with the roots in this file.
     #[arg(long, value_name = "FILE")]
     ca: Option<String>,
+    /// Connect to endpoints by TLS, with the client certificate in this file.
+    #[arg(long, value_name = "FILE", requires = "key")]
+    cert: Option<String>,
+    /// File with the private key of the client certificate.
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<String>,
     /// Maximum duration of each step, such as 500ms, 15s or 2m.
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = ui::duration)]
     wait: Duration,
@@ -109,15 +116,18 @@ async fn plain(args: &DoctorArgs, report: &mut DoctorReport<'_>) -> Result<(), E
 
 /// Returns the credentials for endpoints; `None` for plaintext.
 fn endpoint_credentials(args: &DoctorArgs) -> Result<Option<Credentials>, Diagnosis> {
-    let tls = match &args.ca {
+    let mut tls = match &args.ca {
         Some(file) => Credentials::tls().ca_file(file),
-        None if args.tls => Credentials::tls(),
+        None if args.tls || args.cert.is_some() => Credentials::tls(),
         None => return Ok(None),
     };
+    if let (Some(cert), Some(key)) = (&args.cert, &args.key) {
+        tls = tls.identity_files(cert, key);
+    }
     tls.build().map(Some).map_err(|error| {
         Diagnosis::new("certificates", CliExit::Usage, error.to_string())
-            .expected("a file of certificates in PEM")
-            .likely("the file is not there, or is not PEM")
-            .next("check the file that --ca names")
+            .expected("files of certificates in PEM, and the private key of the client certificate")
+            .likely("a file is not there or is not PEM, or the key is that of another certificate")
+            .next("check the files that --ca, --cert and --key name")
     })
 }

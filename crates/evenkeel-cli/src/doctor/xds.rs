@@ -51,11 +51,8 @@ pub(super) async fn run_checks(args: &DoctorArgs, report: &mut DoctorReport<'_>)
         Err(diagnosis) => return Err(report.stop(&diagnosis)?),
     };
     let secured = credentials.is_some();
-    // The cluster selects the security (A29) from the bootstrap's certificate providers. Without providers it
-    // cannot.
-    let by_cluster = !bootstrap.certificate_providers.is_empty();
-    let credentials = credentials.unwrap_or_else(Credentials::insecure);
-    let credentials = if by_cluster { Credentials::xds(credentials) } else { credentials };
+    // The cluster's security applies (A29), also without certificate providers: it may use the system's roots (A82).
+    let credentials = Credentials::xds(credentials.unwrap_or_else(Credentials::insecure));
     let certificate_problems = certificates(&bootstrap, report)?;
     let client = XdsClient::builder(bootstrap.clone()).build();
     let channel = Channel::builder(&args.target)
@@ -215,6 +212,12 @@ impl DoctorSession<'_> {
         let is_secured = clusters.iter().any(|one| self.is_secured(one));
         let how = if is_secured { "; secured by the cluster's transport_socket" } else { "" };
         report.passed("CDS", &format!("{}{how}", described(&clusters)))?;
+        if is_secured && self.client.bootstrap().certificate_providers.is_empty() {
+            report.warn(
+                "the cluster's TLS applies here, but not to a channel with default credentials: the bootstrap has no \
+                 certificate_providers; set Credentials::xds",
+            )?;
+        }
         found!(self.endpoints(report).await?);
         self.connect(is_secured, report).await
     }
@@ -614,7 +617,7 @@ fn diagnosis(protocol: &[PeerProtocol], secured: bool) -> (&'static str, &'stati
     } else if some(|one| matches!(one, PeerProtocol::Tls)) {
         (
             "the endpoints require TLS, the client uses plaintext",
-            "use TLS credentials for the channel (here: --tls, or --ca FILE)",
+            "use TLS credentials for the channel (here: --tls, or --ca FILE, with --cert FILE --key FILE for mTLS)",
         )
     } else if secured && some(|one| matches!(one, PeerProtocol::Http2)) {
         (

@@ -7,6 +7,7 @@ use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::core::v3::transport_socket::ConfigType;
 use evenkeel_proto::envoy::config::core::v3::{HealthStatus, TransportSocket};
 use evenkeel_proto::envoy::config::listener::v3::{FilterChain, Listener};
+use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::certificate_validation_context::SystemRootCerts;
 use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::common_tls_context::ValidationContextType;
 use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::{
     CertificateProviderPluginInstance, CertificateValidationContext, CommonTlsContext, UpstreamTlsContext,
@@ -628,8 +629,17 @@ fn secured_cluster(name: &str) -> Cluster {
         ca_certificate_provider_instance: Some(provider.clone()),
         ..CertificateValidationContext::default()
     };
+    cluster_with_tls(name, validation, Some(provider))
+}
+
+/// Returns a cluster whose `transport_socket` verifies servers by this context.
+fn cluster_with_tls(
+    name: &str,
+    validation: CertificateValidationContext,
+    identity: Option<CertificateProviderPluginInstance>,
+) -> Cluster {
     let common = CommonTlsContext {
-        tls_certificate_provider_instance: Some(provider),
+        tls_certificate_provider_instance: identity,
         validation_context_type: Some(ValidationContextType::ValidationContext(validation)),
         ..CommonTlsContext::default()
     };
@@ -639,6 +649,68 @@ fn secured_cluster(name: &str) -> Cluster {
         config_type: Some(ConfigType::TypedConfig(resources::any(&context))),
     };
     Cluster { transport_socket: Some(socket), ..resources::cluster(name) }
+}
+
+/// A cluster with the system's roots (A82) needs no certificate provider: its TLS applies. A warning states that a
+/// channel with default credentials does not apply it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_systems_roots_of_a_cluster_are_used() {
+    let (folder, ca) = (TempFolder::new(), Ca::new("ours"));
+    let backend = Backend::builder().tls(tls_of(&ca, &["127.0.0.1"])).start().await;
+    let control = ControlPlane::start().await;
+    control.serve("orders", "pay", &[backend.address()]);
+    let validation = CertificateValidationContext {
+        system_root_certs: Some(SystemRootCerts {}),
+        ..CertificateValidationContext::default()
+    };
+    control.set(cluster_with_tls("pay", validation, None));
+    let file = folder.file("bootstrap.json", &insecure(control.address()));
+    let roots = folder.file("roots.pem", &ca.pem());
+    let run = move || {
+        let mut command = command(["doctor", "xds:///orders", "--bootstrap", &file]);
+        command.env("SSL_CERT_FILE", roots).env_remove("SSL_CERT_DIR").output().expect("it runs")
+    };
+    let output = tokio::task::spawn_blocking(run).await.expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(
+        text.contains("! the cluster's TLS applies here, but not to a channel with default credentials"),
+        "{text}"
+    );
+    assert!(text.contains("1 of 1 endpoints connected"), "{text}");
+}
+
+/// `--cert` and `--key` present a client certificate to endpoints, with and without a control plane.
+#[tokio::test(flavor = "multi_thread")]
+async fn client_certificates_for_endpoints() {
+    let (folder, ca) = (TempFolder::new(), Ca::new("ours"));
+    let mutual = Tls { client_ca: Some(ca.pem()), ..tls_of(&ca, &["orders", "127.0.0.1"]) };
+    let backend = Backend::builder().tls(mutual).start().await;
+    let control = ControlPlane::start().await;
+    control.serve("orders", "pay", &[backend.address()]);
+    let own = ca.issue_client(&["me"]);
+    let roots = folder.file("ca.pem", &ca.pem());
+    let cert = folder.file("tls.crt", &own.pem);
+    let key = folder.file("tls.key", &own.key_pem);
+    let of_client = ["--ca", &roots, "--cert", &cert, "--key", &key];
+
+    let bootstrap = insecure(control.address());
+    doctor(&bootstrap, &of_client).await.fine();
+    let ended = doctor(&bootstrap, &["--ca", &roots, SOON[0], SOON[1]]).await;
+    ended.stopped_at(1, "connect", "", "the TLS handshake with the endpoints fails");
+
+    let plain = |options: &[&str]| {
+        let target = format!("ipv4:{}", backend.address());
+        run([target.as_str()].iter().chain(options).map(|arg| (*arg).to_owned()).collect())
+    };
+    DoctorOutput::of(&plain(&of_client).await).fine();
+    let ended = DoctorOutput::of(&plain(&["--ca", &roots, SOON[0], SOON[1]]).await);
+    ended.stopped_at(1, "TLS", "", "client certificate");
+    let other = folder.file("other.key", &ca.issue_client(&["other"]).key_pem);
+    let ended = DoctorOutput::of(&plain(&["--ca", &roots, "--cert", &cert, "--key", &other]).await);
+    ended.stopped_at(2, "certificates", "other.key", "the key is that of another certificate");
+    let alone = plain(&["--cert", &cert]).await.ends_with(2);
+    assert!(alone.stderr.contains("--key <FILE>"), "{}", alone.stderr);
 }
 
 /// The cluster's security applies, and the files of the certificate providers are checked.
