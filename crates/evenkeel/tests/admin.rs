@@ -4,10 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use evenkeel::admin::{AdminServer, AdminState, AdminWatch, ChannelHistory, EventLevel};
+use evenkeel::admin::{
+    AdminServer, AdminState, AdminWatch, ChannelHistory, ChannelInfo, EventLevel, FailureCause, TrafficStats,
+    VerdictKind, VerdictLevel,
+};
 use evenkeel::{Bootstrap, Channel, ConnectivityState, XdsClient};
-use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::cluster::v3::circuit_breakers::Thresholds;
+use evenkeel_proto::envoy::config::cluster::v3::{CircuitBreakers, Cluster};
+use evenkeel_proto::envoy::config::endpoint::v3::cluster_load_assignment::policy::DropOverload;
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, cluster_load_assignment};
 use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
+use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
 use http_body_util::BodyExt;
 use hyper_util::rt::TokioIo;
 use testkit::net::Backend;
@@ -140,6 +147,137 @@ async fn the_state_follows_the_process() {
         .find(|event| event.level == EventLevel::Error && event.subject == "Cluster orders");
     assert!(rejected.is_some_and(|event| event.text.contains("rejected")), "{:?}", state.events);
     assert!(is_about(&shares_of(&state), [0.5, 0.5]), "the last good one serves");
+}
+
+/// Returns the number of calls of the last minute that failed with this code and cause.
+fn failed(traffic: &TrafficStats, code: &str, cause: FailureCause) -> u64 {
+    let of =
+        traffic.recent_failures.iter().filter(|failures| failures.code == code && failures.cause == cause);
+    of.map(|failures| failures.count).sum()
+}
+
+fn channel<'s>(state: &'s AdminState, target: &str) -> &'s ChannelInfo {
+    let mut channels = state.channels.iter();
+    channels.find(|channel| channel.target == target).expect("the channel is listed")
+}
+
+fn has_cause(state: &AdminState, target: &str, kind: VerdictKind) -> bool {
+    let verdict = channel(state, target).verdict.as_ref().expect("a verdict");
+    verdict.causes.iter().any(|cause| cause.kind == kind)
+}
+
+/// Failures are counted by code and cause, for the channel and for each endpoint, with the text of the last one.
+/// The verdict names every cause: status of a server, drop category, circuit breaker, route, connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failures_have_codes_causes_and_texts() {
+    let mut mesh = AdminFixture::new("failing").await;
+    let target = "xds:///failing";
+    let is_good = |state: &AdminState| {
+        let verdict = channel(state, target).verdict.as_ref().expect("a verdict");
+        verdict.level == VerdictLevel::Good && channel(state, target).traffic.rate > 0.0
+    };
+    mesh.until("a good verdict", is_good).await;
+
+    mesh.backends[1].fail_with(Some(tonic::Code::ResourceExhausted));
+    let bad = mesh.backends[1].address().to_string();
+    let is_counted =
+        |traffic: &TrafficStats| failed(traffic, "RESOURCE_EXHAUSTED", FailureCause::Server) > 10;
+    let state = mesh
+        .until("counts by code", |state| {
+            let channel = channel(state, target);
+            is_counted(&channel.traffic)
+                && channel.endpoints.iter().any(|endpoint| is_counted(&endpoint.traffic))
+        })
+        .await;
+    for endpoint in &channel(&state, target).endpoints {
+        assert_eq!(is_counted(&endpoint.traffic), endpoint.address == bad, "{}", endpoint.address);
+    }
+    let error = channel(&state, target).traffic.last_error.clone().expect("an error");
+    assert_eq!((&*error.code, error.cause), ("RESOURCE_EXHAUSTED", FailureCause::Server));
+    assert!(!error.text.is_empty());
+    let state = mesh.until("a verdict", |state| has_cause(state, target, VerdictKind::ServerStatus)).await;
+    let verdict = channel(&state, target).verdict.clone().expect("a verdict");
+    assert_eq!((verdict.level, &*verdict.headline), (VerdictLevel::Bad, "Calls fail"));
+    let expected = format!("the server returned RESOURCE_EXHAUSTED, all on {bad}.");
+    assert!(verdict.text.contains(&expected), "{}", verdict.text);
+    mesh.backends[1].fail_with(None);
+
+    let addresses = mesh.backends.each_ref().map(|backend| backend.address().to_string());
+    let addresses = addresses.each_ref().map(String::as_str);
+    let drop_percentage = Some(FractionalPercent { numerator: 50, denominator: 0 });
+    let drop_overloads = vec![DropOverload { category: "maintenance".to_owned(), drop_percentage }];
+    let policy = cluster_load_assignment::Policy { drop_overloads, ..Default::default() };
+    mesh.control.set(ClusterLoadAssignment {
+        policy: Some(policy),
+        ..resources::load_assignment("failing", &addresses)
+    });
+    let state = mesh.until("drops", |state| has_cause(state, target, VerdictKind::Dropped)).await;
+    let drops = &channel(&state, target).drops[0];
+    assert_eq!((&*drops.cluster, drops.category.as_deref()), ("failing", Some("maintenance")));
+    assert!(failed(&channel(&state, target).traffic, "UNAVAILABLE", FailureCause::Dropped) > 0);
+    mesh.control.set(resources::load_assignment("failing", &addresses));
+
+    let thresholds = vec![Thresholds { max_requests: Some(1), ..Thresholds::default() }];
+    let circuit_breakers = Some(CircuitBreakers { thresholds, ..CircuitBreakers::default() });
+    mesh.control.set(Cluster { circuit_breakers, ..resources::cluster("failing") });
+    let state =
+        mesh.until("circuit breaking", |state| has_cause(state, target, VerdictKind::CircuitBreaking)).await;
+    let verdict = channel(&state, target).verdict.clone().expect("a verdict");
+    let expected = "circuit breaking: cluster \"failing\" is at its maximum of 1 calls in flight";
+    assert!(verdict.text.contains(expected), "{}", verdict.text);
+    mesh.control.set(resources::cluster("failing"));
+
+    let mut routes = resources::route_config("failing", "failing");
+    routes.virtual_hosts[0].routes = vec![resources::route("/another.Service/", "failing")];
+    mesh.control.set(routes);
+    let no_route = |state: &AdminState| {
+        let error = channel(state, target).traffic.last_error.as_ref();
+        error.is_some_and(|error| error.cause == FailureCause::NoRoute)
+            && has_cause(state, target, VerdictKind::NoRoute)
+    };
+    mesh.until("no route", no_route).await;
+    mesh.control.set(resources::route_config("failing", "failing"));
+
+    mesh.backends.iter().for_each(Backend::kill);
+    mesh.until("no endpoint", |state| {
+        has_cause(state, target, VerdictKind::NoEndpoint)
+            && has_cause(state, target, VerdictKind::Unreachable)
+    })
+    .await;
+}
+
+/// A channel whose listener is absent is not idle, and the listener is not rejected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_without_config_is_reported() {
+    let mut mesh = AdminFixture::new("configured").await;
+    let bootstrap = Bootstrap::from_json(&mesh.control.bootstrap("misspelled")).expect("a bootstrap");
+    let client = XdsClient::builder(bootstrap).build();
+    let target = "xds:///misspelled";
+    let misspelled = Channel::builder(target).xds_client(client).build().expect("a channel");
+    let failing = tokio::spawn(async move {
+        let mut client = EchoClient::new(misspelled);
+        loop {
+            let mut request = tonic::Request::new(EchoRequest::default());
+            request.set_timeout(Duration::from_millis(20));
+            let _ = client.unary(request).await;
+        }
+    });
+    let state = mesh
+        .until("no config", |state| {
+            let channel = state.channels.iter().find(|channel| channel.target == target);
+            let verdict = channel.and_then(|channel| channel.verdict.as_ref());
+            verdict.is_some_and(|verdict| verdict.headline == "No config")
+        })
+        .await;
+    let misspelled = channel(&state, target);
+    let verdict = misspelled.verdict.as_ref().expect("a verdict");
+    assert_eq!(verdict.level, VerdictLevel::Bad);
+    assert!(verdict.text.contains("listener \"misspelled\""), "{}", verdict.text);
+    assert!(failed(&misspelled.traffic, "DEADLINE_EXCEEDED", FailureCause::NoConfig) > 0);
+    // Channels of other tests in this process may be worse.
+    assert_eq!(state.verdict.as_ref().expect("a verdict").level, VerdictLevel::Bad);
+    failing.abort();
+    assert!(state.hints.iter().all(|hint| !hint.contains("rejected")), "{:?}", state.hints);
 }
 
 /// Responses on the wire: content types, status codes and headers.

@@ -11,7 +11,9 @@ use evenkeel_proto::prost_types::Timestamp;
 
 use super::state::{XdsClientInfo, XdsResourceError, XdsResourceInfo, XdsServerInfo};
 use super::view::{self, EndpointPosition};
+use crate::channel::snapshot::ChannelState;
 use crate::channel::{Channel, ChannelInner};
+use crate::clock;
 use crate::resolver::xds::XdsClient;
 use crate::sync::lock;
 use crate::telemetry::traffic::{CallStats, CallStatsSnapshot};
@@ -39,6 +41,8 @@ pub(super) struct ChannelSample {
     pub(super) target: String,
     pub(super) state: ConnectivityState,
     pub(super) tree: Option<Description>,
+    /// Reason why the channel has no config.
+    pub(super) waiting: Option<String>,
     pub(super) calls: CallStatsSnapshot,
     pub(super) endpoints: Vec<EndpointSample>,
 }
@@ -87,8 +91,12 @@ async fn sample_channel(id: u64, channel: Channel) -> ChannelSample {
             .unwrap_or_default();
         EndpointSample { position, counts, _stats: of_addresses }
     });
+    let published = &channel.inner.published;
+    let is_waiting = matches!(published.load().state, ChannelState::Failed(_) | ChannelState::Resolving(_));
+    let waiting = is_waiting.then(|| published.wait_reason(clock::now()));
     ChannelSample {
         id,
+        waiting,
         target: channel.inner.target.to_string(),
         state: channel.connectivity(),
         endpoints: endpoints.collect(),

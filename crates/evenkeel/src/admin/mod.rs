@@ -33,8 +33,11 @@ mod look;
 mod page;
 mod server;
 mod state;
+mod uneven;
+mod verdict;
 mod view;
 mod watcher;
+mod window;
 
 use std::fmt;
 use std::io;

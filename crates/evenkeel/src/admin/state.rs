@@ -6,6 +6,9 @@
 use evenkeel_core::{ConnectivityState, Description};
 use serde::{Deserialize, Serialize};
 
+pub use super::verdict::{HealthVerdict, VerdictCause, VerdictKind, VerdictLevel};
+pub use crate::telemetry::traffic::FailureCause;
+
 /// State of a process at one time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -28,6 +31,9 @@ pub struct AdminState {
     pub events: Vec<AdminEvent>,
     /// Problems that an operator should check.
     pub hints: Vec<String>,
+    /// Verdict over all channels and xDS clients. [`AdminState::judge`] sets it.
+    #[serde(default)]
+    pub verdict: Option<HealthVerdict>,
 }
 
 /// State of a channel at one time.
@@ -44,8 +50,31 @@ pub struct ChannelInfo {
     pub traffic: TrafficStats,
     /// Endpoints of the policy tree, in its order.
     pub endpoints: Vec<EndpointInfo>,
-    /// Policy tree; `None` while the channel is IDLE.
+    /// Policy tree; `None` while the channel is IDLE or has no config.
     pub tree: Option<Description>,
+    /// Reason why the channel has no config, if it has none and is not IDLE.
+    #[serde(default)]
+    pub waiting: Option<String>,
+    /// Calls that clusters dropped in the last minute, by drop category.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drops: Vec<ClusterDrops>,
+    /// Verdict over this channel. [`AdminState::judge`] sets it.
+    #[serde(default)]
+    pub verdict: Option<HealthVerdict>,
+}
+
+/// Calls that a cluster dropped before they were sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ClusterDrops {
+    /// Name of the cluster.
+    pub cluster: String,
+    /// Drop category of the control plane; `None` for the circuit breaker.
+    pub category: Option<String>,
+    /// Maximum number of calls in flight, for the circuit breaker.
+    pub limit: Option<u64>,
+    /// Number of calls dropped in the last minute.
+    pub count: u64,
 }
 
 /// State of an endpoint at one time.
@@ -72,6 +101,9 @@ pub struct EndpointInfo {
     pub want: Option<f64>,
     /// Actual share of the cluster's calls, 0 to 1; `None` without calls.
     pub got: Option<f64>,
+    /// Smoothed difference of the actual and the expected share, if it is larger than chance explains.
+    #[serde(default)]
+    pub off: Option<f64>,
     /// Utilization that the endpoint reported (ORCA); 1 is full.
     pub utilization: Option<f64>,
     /// Calls to the endpoint.
@@ -98,6 +130,48 @@ pub struct TrafficStats {
     pub p50_ms: Option<f64>,
     /// 99th percentile of the latency in milliseconds.
     pub p99_ms: Option<f64>,
+    /// Number of calls that ended in the last minute.
+    #[serde(default)]
+    pub recent_calls: u64,
+    /// Calls that failed in the last minute, by status code and cause, most frequent first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recent_failures: Vec<FailureCount>,
+    /// A recent failure with its text. At most ten texts per second are stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<FailedCall>,
+}
+
+impl TrafficStats {
+    /// Returns the number of calls that failed in the last minute.
+    pub fn recent_failed(&self) -> u64 {
+        self.recent_failures.iter().map(|failures| failures.count).sum()
+    }
+}
+
+/// Number of calls that failed with one status code and one cause.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FailureCount {
+    /// Status code, such as `UNAVAILABLE`.
+    pub code: String,
+    /// Step at which the calls failed.
+    pub cause: FailureCause,
+    /// Number of failed calls of this kind.
+    pub count: u64,
+}
+
+/// Failure of one call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FailedCall {
+    /// Time of the failure.
+    pub at: u64,
+    /// Status code, such as `UNAVAILABLE`.
+    pub code: String,
+    /// Step at which the call failed.
+    pub cause: FailureCause,
+    /// Status message, truncated to 256 bytes. It may come from the server.
+    pub text: String,
 }
 
 /// State of an xDS client at one time.

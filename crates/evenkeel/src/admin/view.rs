@@ -43,6 +43,44 @@ pub(super) fn priorities(tree: &Description) -> ClusterPriorities {
     all
 }
 
+/// Counter of calls that a cluster dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct DropCounter {
+    pub(super) cluster: String,
+    /// Drop category; `None` for the circuit breaker.
+    pub(super) category: Option<String>,
+    /// Maximum number of calls in flight, for the circuit breaker.
+    pub(super) limit: Option<u64>,
+    pub(super) count: u64,
+}
+
+/// Returns the drop counters of all clusters that are not zero.
+pub(super) fn drop_counters(tree: &Description) -> Vec<DropCounter> {
+    fn walk(tree: &Description, all: &mut Vec<DropCounter>) {
+        let cluster = || text(tree, "cluster").unwrap_or_default().to_owned();
+        let count = |value: Option<&Value>| value.and_then(Value::as_u64).filter(|count| *count > 0);
+        if let Some(count) = count(tree.details.get("circuitBreakerDrops")) {
+            let limit = tree.details.get("maxConcurrentRequests").and_then(Value::as_u64);
+            all.push(DropCounter { cluster: cluster(), category: None, limit, count });
+        }
+        for (category, dropped) in tree.details.get("drops").and_then(Value::as_object).into_iter().flatten()
+        {
+            if let Some(count) = count(Some(dropped)) {
+                all.push(DropCounter {
+                    cluster: cluster(),
+                    category: Some(category.clone()),
+                    limit: None,
+                    count,
+                });
+            }
+        }
+        tree.children.iter().for_each(|(_, child)| walk(child, all));
+    }
+    let mut all = Vec::new();
+    walk(tree, &mut all);
+    all
+}
+
 const PRIORITY: &str = "priority_experimental";
 const MANAGER: &str = "xds_cluster_manager_experimental";
 const TARGETS: &str = "weighted_target_experimental";

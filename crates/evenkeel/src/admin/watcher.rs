@@ -3,16 +3,18 @@
 //! It receives samples and returns states, without a clock or a channel. Figures cover the last two
 //! intervals: long enough to be steady, short enough to follow changes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use evenkeel_core::ConnectivityState;
 
 use super::look::{AdminSample, ChannelSample, EndpointSample};
 use super::state::{
-    AdminEvent, AdminState, ChannelHistory, ChannelInfo, EndpointInfo, EventLevel, MetricSeries,
-    TrafficStats, XdsClientInfo, XdsResourceInfo,
+    AdminEvent, AdminState, ChannelHistory, ChannelInfo, ClusterDrops, EndpointInfo, EventLevel,
+    MetricSeries, TrafficStats, XdsClientInfo, XdsResourceInfo,
 };
+use super::uneven::ShareErrors;
 use super::view::{self, ClusterPriorities};
+use super::window::{CallWindow, CounterWindow};
 use crate::telemetry::traffic::CallStatsSnapshot;
 
 /// Number of sampling intervals that figures cover.
@@ -34,6 +36,17 @@ pub(super) struct StateWatcher {
     events: VecDeque<AdminEvent>,
     numbers: u64,
     charts: BTreeMap<u64, ChannelChart>,
+    recent: BTreeMap<u64, RecentCalls>,
+}
+
+/// Figures of one channel that need more than two samples.
+#[derive(Default)]
+struct RecentCalls {
+    all: CallWindow,
+    endpoints: BTreeMap<String, CallWindow>,
+    /// Dropped calls by cluster and category.
+    drops: BTreeMap<(String, Option<String>), CounterWindow>,
+    share_errors: ShareErrors,
 }
 
 impl StateWatcher {
@@ -46,6 +59,7 @@ impl StateWatcher {
             events: VecDeque::new(),
             numbers: 0,
             charts: BTreeMap::new(),
+            recent: BTreeMap::new(),
         }
     }
 
@@ -65,9 +79,19 @@ impl StateWatcher {
                 None => (at, None),
             };
             let seconds = at.saturating_sub(then) as f64 / 1e3;
+            let is_first = before.is_none();
+            let last = self.samples.back().map_or(at, |(last, _)| *last);
+            let sample_seconds = at.saturating_sub(last) as f64 / 1e3;
+            self.recent.retain(|id, _| seen.channels.iter().any(|channel| channel.id == *id));
             let state = |channel: ChannelSample| {
                 let before = before.and_then(|before| before.get(&channel.id));
-                channel_state(channel, before, seconds)
+                let recent = self.recent.entry(channel.id).or_default();
+                let drops = recent.drops(&channel, at, is_first);
+                recent.handle_sample(&channel, at, is_first);
+                let mut state = channel_state(channel, before, seconds, recent);
+                state.drops = drops;
+                recent.share_errors.handle_sample(&mut state.endpoints, sample_seconds);
+                state
             };
             seen.channels.into_iter().map(state).collect()
         };
@@ -85,12 +109,14 @@ impl StateWatcher {
             xds: seen.xds,
             events: Vec::new(),
             hints: Vec::new(),
+            verdict: None,
         };
         self.compare(&state);
         self.compare_priorities(&state, priorities);
         // Must precede `hints`, which reads the last points of the charts.
         self.chart(&state);
         state.hints = self.hints(&state);
+        state.judge();
         self.before = Some(state.clone());
         state.events = self.events.iter().cloned().collect();
         state
@@ -222,7 +248,10 @@ impl StateWatcher {
                 && previous_error
                     .is_none_or(|before| (&before.version, before.at) != (&error.version, error.at))
             {
-                let text = format!("version {} rejected: {}", error.version, error.details);
+                let text = match resource.absence() {
+                    Some(_) => error.details.clone(),
+                    None => format!("version {} rejected: {}", error.version, error.details),
+                };
                 self.record_event(at, EventLevel::Error, &subject, text);
             }
         }
@@ -265,6 +294,33 @@ impl StateWatcher {
     }
 }
 
+impl RecentCalls {
+    fn handle_sample(&mut self, channel: &ChannelSample, at: u64, is_first: bool) {
+        self.all.handle_sample(at, &channel.calls, is_first);
+        let mut addresses = BTreeSet::new();
+        for seen in &channel.endpoints {
+            let address = address(seen);
+            // An address in two clusters has one set of counters.
+            if addresses.insert(address.clone()) {
+                self.endpoints.entry(address).or_default().handle_sample(at, &seen.counts, is_first);
+            }
+        }
+        // A removed endpoint may return with the counters of its connection.
+        self.endpoints.retain(|_, window| !window.is_outdated(at));
+    }
+
+    /// Returns the calls that clusters dropped in the last minute.
+    fn drops(&mut self, channel: &ChannelSample, at: u64, is_first: bool) -> Vec<ClusterDrops> {
+        let counters = channel.tree.as_ref().map(view::drop_counters).unwrap_or_default();
+        let drops = counters.into_iter().map(|counter| {
+            let window = self.drops.entry((counter.cluster.clone(), counter.category.clone())).or_default();
+            let count = window.handle_sample(at, counter.count, is_first);
+            ClusterDrops { cluster: counter.cluster, category: counter.category, limit: counter.limit, count }
+        });
+        drops.filter(|drops| drops.count > 0).collect()
+    }
+}
+
 fn call_counts(seen: &AdminSample) -> CallCounts {
     let of = |channel: &ChannelSample| {
         let endpoints = channel.endpoints.iter().map(|seen| (address(seen), seen.counts.clone())).collect();
@@ -281,6 +337,7 @@ fn channel_state(
     channel: ChannelSample,
     before: Option<&(CallStatsSnapshot, BTreeMap<String, CallStatsSnapshot>)>,
     seconds: f64,
+    recent: &RecentCalls,
 ) -> ChannelInfo {
     let none = CallStatsSnapshot::default();
     let endpoints_before = before.map(|(_, endpoints)| endpoints);
@@ -290,6 +347,10 @@ fn channel_state(
         .map(|seen| {
             let address = address(&seen);
             let before = endpoints_before.and_then(|before| before.get(&address)).unwrap_or(&none);
+            let mut traffic = traffic(&seen.counts, before, seconds);
+            if let Some(window) = recent.endpoints.get(&address) {
+                window.fill(&mut traffic, &seen.counts);
+            }
             let position = seen.position;
             EndpointInfo {
                 address,
@@ -302,8 +363,9 @@ fn channel_state(
                 weight: position.weight,
                 want: position.want,
                 got: None,
+                off: None,
                 utilization: seen.counts.utilization,
-                traffic: traffic(&seen.counts, before, seconds),
+                traffic,
             }
         })
         .collect();
@@ -315,13 +377,18 @@ fn channel_state(
         let all = by_cluster.get(&endpoint.cluster).copied().unwrap_or_default();
         endpoint.got = (all > 0.0).then(|| endpoint.traffic.rate / all);
     }
+    let mut traffic = traffic(&channel.calls, before.map_or(&none, |(calls, _)| calls), seconds);
+    recent.all.fill(&mut traffic, &channel.calls);
     ChannelInfo {
         id: channel.id,
         target: channel.target,
         state: channel.state,
-        traffic: traffic(&channel.calls, before.map_or(&none, |(calls, _)| calls), seconds),
+        traffic,
         endpoints,
         tree: channel.tree,
+        waiting: channel.waiting,
+        drops: Vec::new(),
+        verdict: None,
     }
 }
 
@@ -340,6 +407,7 @@ fn traffic(now: &CallStatsSnapshot, before: &CallStatsSnapshot, seconds: f64) ->
         failures: per_second(now.failed, before.failed),
         p50_ms,
         p99_ms,
+        ..TrafficStats::default()
     }
 }
 
@@ -391,7 +459,7 @@ impl StateWatcher {
                     server.uri
                 ));
             }
-            for resource in client.resources.iter().filter(|resource| resource.error.is_some()) {
+            for resource in client.resources.iter().filter(|resource| resource.is_rejected()) {
                 let serving = match resource.version.as_str() {
                     "" => "and no version is in use".to_owned(),
                     version => format!("version {version} stays in use"),
@@ -401,8 +469,8 @@ impl StateWatcher {
                     resource.kind, resource.name
                 ));
             }
-            for resource in client.resources.iter().filter(|resource| resource.status == "DOES_NOT_EXIST") {
-                hints.push(format!("{} {} does not exist", resource.kind, resource.name));
+            for resource in &client.resources {
+                hints.extend(resource.absence());
             }
         }
         for channel in &state.channels {
@@ -566,6 +634,7 @@ mod tests {
             target: "xds:///orders".to_owned(),
             state: ConnectivityState::Ready,
             tree: Some(Description::new()),
+            waiting: None,
             calls: calls(started),
             endpoints,
         };
@@ -660,7 +729,7 @@ mod tests {
                     kind: "Cluster".to_owned(),
                     name: "orders".to_owned(),
                     version: version.to_owned(),
-                    status: "ACKED".to_owned(),
+                    status: if error.is_some() { "NACKED" } else { "ACKED" }.to_owned(),
                     updated: None,
                     error: error.map(|details| XdsResourceError {
                         version: "3".to_owned(),

@@ -4,14 +4,14 @@ use std::mem;
 use std::task::{Context, Poll};
 
 use evenkeel_core::Code;
-use http::HeaderMap;
 
 use crate::call::deadline::CallDeadline;
-use crate::call::observer::{AttemptObserver, CallObserver};
+use crate::call::observer::{AttemptObserver, CallObserver, failure_of};
 use crate::call::request::{RequestBuffer, RequestSendResult, RequestSendTask, RequestSender};
 use crate::call::response::{ResponseBody, ResponseStream};
 use crate::call::status;
 use crate::channel::PeerAddress;
+use crate::telemetry::traffic::{FailureCause, FailureInfo};
 use crate::transport::http2::{Error, HttpRecvStream, HttpSendStream, ResponseHeaders};
 
 /// Attempt in progress: its request headers are sent, and its response headers are not received.
@@ -148,7 +148,7 @@ impl Attempt {
             if code != Code::Ok {
                 return Err(self.fail_attempt(Ok((code, parts)), Some(observer)));
             }
-            observer.finish(code, Some(&parts.headers));
+            observer.finish(code, FailureInfo::of_server(&parts.headers));
             call_observer.commit(code);
             return Ok(http::Response::from_parts(parts, ResponseBody::empty()));
         }
@@ -206,35 +206,42 @@ impl FailedAttempt {
             SendProgress::Spawned(task) => task.stop().await,
             SendProgress::Failed(status) => Err(status),
         };
+        let is_body_error = why.is_err() && back.is_err();
         let (why, buffer) = match (why, back) {
             (Err(_), Err(status)) => (Err(status), None),
             // A status of the peer is kept even if the body has failed since.
             (why, back) => (why, back.unwrap_or(None).filter(RequestBuffer::is_replayable)),
         };
         // Consumes the observer and its permit: the next attempt must not wait for the stream of this one.
-        let finish = |code, headers: Option<&HeaderMap>| {
+        let finish = |code, failure: FailureInfo<'_>| {
             if let Some(observer) = observer {
-                observer.finish(code, headers);
+                observer.finish(code, failure);
             }
+            failure.cause
         };
-        let (code, outcome) = match why {
+        let (code, cause, outcome) = match why {
             Ok((code, parts)) => {
-                finish(code, Some(&parts.headers));
-                (code, Ok(http::Response::from_parts(parts, ResponseBody::empty())))
+                let cause = finish(code, FailureInfo::of_server(&parts.headers));
+                (code, cause, Ok(http::Response::from_parts(parts, ResponseBody::empty())))
             }
             Err(status) => {
                 let code = status::code(status.code() as i32);
-                finish(code, None);
-                (code, Err(status))
+                let failure = if is_body_error {
+                    FailureInfo::local(FailureCause::Local, status.message())
+                } else {
+                    failure_of(&status)
+                };
+                (code, finish(code, failure), Err(status))
             }
         };
-        AttemptOutcome { code, outcome, is_unprocessed, buffer }
+        AttemptOutcome { code, cause, outcome, is_unprocessed, buffer }
     }
 }
 
 /// Outcome of a failed attempt.
 pub(crate) struct AttemptOutcome {
     pub(crate) code: Code,
+    pub(crate) cause: FailureCause,
     pub(crate) outcome: Result<http::Response<ResponseBody>, tonic::Status>,
     /// True if the peer provably did not process the request (RFC 9113, 8.7).
     pub(crate) is_unprocessed: bool,

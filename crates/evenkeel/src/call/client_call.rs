@@ -58,6 +58,7 @@ use crate::channel::snapshot::{ChannelSnapshot, ChannelState};
 use crate::channel::{CapturePeer, ChannelCommand, ChannelInner, WaitForReady, closed_status};
 use crate::clock;
 use crate::telemetry::metrics::AttemptMeter;
+use crate::telemetry::traffic::{FailureCause, FailureInfo};
 use crate::transport::connection::StreamPermit;
 use crate::transport::http2::{Error, HttpRecvStream, HttpSendStream, RequestHeaders};
 
@@ -152,6 +153,8 @@ struct ClientCall {
     refused: bool,
     /// Meter of the next attempt, `None` unless an attempt was begun and not sent.
     meter: Option<AttemptMeter>,
+    /// Cause of the failure, if the call has failed.
+    cause: FailureCause,
 }
 
 /// Next step of a call.
@@ -227,6 +230,7 @@ impl ClientCall {
             stale_serial: None,
             refused: false,
             meter: None,
+            cause: FailureCause::default(),
             channel,
         }
     }
@@ -254,7 +258,10 @@ impl ClientCall {
         let selected = match selector.select(&self.describe(&headers)) {
             Ok(selected) => selected,
             // Codes that are reserved for servers become INTERNAL (A54).
-            Err(status) => return self.fail(status::to_tonic(&status.for_call())),
+            Err(status) => {
+                self.cause = FailureCause::NoRoute;
+                return self.fail(status::to_tonic(&status.for_call()));
+            }
         };
         if let Some(limit) = selected.timeout(None) {
             self.header_is_current &= !self.deadline.tighten(Instant::now() + limit);
@@ -285,7 +292,10 @@ impl ClientCall {
     fn inject_abort(&mut self, index: usize, fault: &InjectedFault) -> CallState {
         match &fault.abort {
             Some(status) if status.code() == Code::Ok => CallState::Finish(Ok(empty_response())),
-            Some(status) => self.fail(status::to_tonic(status)),
+            Some(status) => {
+                self.cause = FailureCause::FaultInjection;
+                self.fail(status::to_tonic(status))
+            }
             None => CallState::ApplyFilters(index + 1),
         }
     }
@@ -330,9 +340,13 @@ impl ClientCall {
                 }
                 wait()
             }
-            PickResult::Fail(status) | PickResult::Drop(status) => {
+            PickResult::Fail(ref status) | PickResult::Drop(ref status) => {
                 let backend_service = call.backend_service();
-                self.fail_pick(status::to_tonic(&status), backend_service)
+                self.cause = match pick {
+                    PickResult::Drop(_) => FailureCause::Dropped,
+                    _ => FailureCause::NoEndpoint,
+                };
+                self.fail_pick(status::to_tonic(status), backend_service)
             }
         }
     }
@@ -409,7 +423,8 @@ impl ClientCall {
     /// Decides if the call is retried after a failed attempt, and when (A6). The first attempt that the peer did not
     /// process is retried at once. Any other retry follows the retry policy.
     fn retry(&mut self, attempt_outcome: AttemptOutcome) -> CallState {
-        let AttemptOutcome { code, outcome, is_unprocessed, buffer } = attempt_outcome;
+        let AttemptOutcome { code, cause, outcome, is_unprocessed, buffer } = attempt_outcome;
+        self.cause = cause;
         let is_first_refusal = is_unprocessed && !mem::replace(&mut self.refused, is_unprocessed);
         // The body cannot be sent again, so the call is committed (A6).
         let Some(body) = buffer else {
@@ -455,10 +470,16 @@ impl ClientCall {
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let CallState::Finish(result) = &self.state {
             // Only the first report counts, so this may be polled again.
-            self.observer.finish(match result {
-                Ok(response) => status::code_of(response.headers()).unwrap_or(Code::Unknown),
-                Err(status) => status::code(status.code() as i32),
-            });
+            match result {
+                Ok(response) => {
+                    let code = status::code_of(response.headers()).unwrap_or(Code::Unknown);
+                    self.observer.finish(code, FailureInfo::of_server(response.headers()));
+                }
+                Err(status) => {
+                    let failure = FailureInfo::local(self.cause, status.message());
+                    self.observer.finish(status::code(status.code() as i32), failure);
+                }
+            }
         }
         // A call may end on its first poll: no endpoint, a drop, circuit breaking, an invalid request, a closed channel. A
         // caller that retries at once would never yield, and neither the driver nor a timer would run on its thread.
@@ -508,6 +529,10 @@ impl ClientCall {
                     Some(Ok(())) => {}
                     Some(Err(_)) => return self.fail(closed_status(&self.channel.target)),
                     None => {
+                        self.cause = match self.channel.published.load().state {
+                            ChannelState::Active { .. } => FailureCause::NoEndpoint,
+                            _ => FailureCause::NoConfig,
+                        };
                         let reason = self.channel.published.wait_reason(clock::now());
                         return self.fail(deadline_exceeded(&reason));
                     }
@@ -525,10 +550,11 @@ impl ClientCall {
     /// Delays the call by a fault (A33).
     async fn delay(&mut self, index: usize, fault: InjectedFault) -> CallState {
         self.header_is_current = false;
-        match self.deadline.race(sleep(fault.delay.unwrap_or_default())).await {
-            Some(()) => self.inject_abort(index, &fault),
-            None => self.fail(deadline_exceeded("delayed by fault injection")),
-        }
+        let Some(()) = self.deadline.race(sleep(fault.delay.unwrap_or_default())).await else {
+            self.cause = FailureCause::FaultInjection;
+            return self.fail(deadline_exceeded("delayed by fault injection"));
+        };
+        self.inject_abort(index, &fault)
     }
 
     /// Waits until the peer allows another concurrent stream, and sends the request.
@@ -548,8 +574,9 @@ impl ClientCall {
                     permit.transport_state().address()
                 );
                 // Reported as an attempt at this endpoint, which kept the call waiting until its deadline.
+                self.cause = FailureCause::Deadline;
                 AttemptObserver::new(trackers, permit, self.meter.take())
-                    .finish(Code::DeadlineExceeded, None);
+                    .finish(Code::DeadlineExceeded, FailureInfo::local(self.cause, &reason));
                 self.fail(deadline_exceeded(&reason))
             }
         }
@@ -569,6 +596,7 @@ impl ClientCall {
         match &snapshot.state {
             ChannelState::Idle => drop(self.channel.commands.send(ChannelCommand::Wake)),
             ChannelState::Failed(status) if !self.wait_for_ready => {
+                self.cause = FailureCause::NoConfig;
                 return self.fail(status::to_tonic(status));
             }
             ChannelState::Closed => return self.fail(closed_status(&self.channel.target)),

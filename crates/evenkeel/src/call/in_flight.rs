@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use evenkeel_core::Code;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
-use crate::telemetry::traffic::{CallTimer, ChannelStats};
+use crate::telemetry::traffic::{CallTimer, ChannelStats, FailureInfo};
 
 /// Counter of the calls of a channel.
 #[derive(Debug, Default)]
@@ -110,8 +110,8 @@ impl InFlightGuard {
     }
 
     /// Records the end of the call and returns its slot. Only the first time counts.
-    pub(super) fn finish(&mut self, code: Option<Code>) {
-        self.calls.channel_stats.finish(mem::take(&mut self.timer), code);
+    pub(super) fn finish(&mut self, end: Option<(Code, FailureInfo<'_>)>) {
+        self.calls.channel_stats.finish(mem::take(&mut self.timer), end);
         if mem::take(&mut self.holds_slot)
             && let Some(limit) = &self.calls.limit
         {

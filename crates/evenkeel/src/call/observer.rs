@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use evenkeel_core::{CallOutcome, CallTrackers, Code};
 use evenkeel_orca::read_trailers;
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 
 use crate::call::deadline::deadline_exceeded;
 use crate::call::in_flight::InFlightGuard;
 use crate::call::retry::{RetryPolicy, RetryPushback, RetryState, RetryThrottle};
 use crate::call::status;
 use crate::telemetry::metrics::{AttemptMeter, CallMeter};
-use crate::telemetry::traffic::CallTimer;
+use crate::telemetry::traffic::{CallTimer, FailureCause, FailureInfo, FailureText};
 use crate::transport::connection::{StreamPermit, describe_error};
 use crate::transport::http2::Error;
 use crate::{clock, load};
@@ -91,10 +91,10 @@ impl CallObserver {
         self.meter.as_ref().map(CallMeter::start_attempt)
     }
 
-    /// Records the end of the call. Only the first one counts.
-    pub(crate) fn finish(&mut self, code: Code) {
+    /// Records the end of the call. Only the first one counts. `failure` is read only if the code is an error.
+    pub(crate) fn finish(&mut self, code: Code, failure: FailureInfo<'_>) {
         if let Some(in_flight) = &mut self.in_flight {
-            in_flight.finish(Some(code));
+            in_flight.finish(Some((code, failure)));
         }
         if let Some(mut meter) = self.meter.take() {
             meter.finish(code);
@@ -146,18 +146,23 @@ impl AttemptObserver {
         AttemptObserver { trackers: None, permit, meter: None, timer: CallTimer::default() }
     }
 
-    pub(crate) fn finish(mut self, code: Code, trailers: Option<&HeaderMap>) {
+    /// Records the end of the attempt. `failure` contains the trailers, if there are any.
+    pub(crate) fn finish(mut self, code: Code, failure: FailureInfo<'_>) {
         let meter = self.meter.take();
         if let Some(meter) = &meter {
             meter.finish(code);
         }
         let stats = self.permit.transport_state().stats();
-        stats.finish(mem::take(&mut self.timer), Some(code));
+        stats.finish(mem::take(&mut self.timer), Some((code, failure)));
         let trackers = self.trackers.take().filter(|trackers| !trackers.is_empty());
         // Parsing the report costs time in every call, so it is skipped if it has no reader.
         let want_load =
             trackers.as_ref().is_some_and(CallTrackers::needs_load_report) || stats.records_load();
-        let load = trailers.filter(|_| want_load).and_then(|trailers| {
+        let trailers = match failure.text {
+            FailureText::Trailers(trailers) if want_load => Some(trailers),
+            _ => None,
+        };
+        let load = trailers.and_then(|trailers| {
             let ignored = |why| meter.iter().for_each(|meter| meter.load_ignored(why));
             load::usable(read_trailers(trailers), ignored)
         });
@@ -201,6 +206,15 @@ impl Drop for AttemptObserver {
             catch_panic(|| drop(trackers));
         }
     }
+}
+
+/// Returns the statistics' view of a status that the process made for an attempt.
+pub(super) fn failure_of(status: &tonic::Status) -> FailureInfo<'_> {
+    let cause = match status.code() {
+        tonic::Code::DeadlineExceeded => FailureCause::Deadline,
+        _ => FailureCause::Connection,
+    };
+    FailureInfo::local(cause, status.message())
 }
 
 /// Calls trackers. A tracker may be the application's own, and its panic must not reach the caller of the RPC.

@@ -5,13 +5,13 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use evenkeel_core::Code;
-use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 
 use crate::call::deadline::{CallDeadline, deadline_exceeded};
-use crate::call::observer::{AttemptObserver, CallObserver};
+use crate::call::observer::{AttemptObserver, CallObserver, failure_of};
 use crate::call::request::RequestSendTask;
 use crate::call::status;
+use crate::telemetry::traffic::{FailureCause, FailureInfo};
 use crate::transport::http2::HttpRecvStream;
 
 /// Body of a response. The call's observers get the outcome at its end, or when it is dropped.
@@ -35,11 +35,11 @@ impl ResponseBody {
         ResponseBody(None)
     }
 
-    fn finish(&mut self, code: Code, trailers: Option<&HeaderMap>) {
+    fn finish(&mut self, code: Code, failure: FailureInfo<'_>) {
         if let Some(mut response) = self.0.take() {
-            response.observer.finish(code, trailers);
+            response.observer.finish(code, failure);
             response.call_observer.commit(code);
-            response.call_observer.finish(code);
+            response.call_observer.finish(code, failure);
         }
     }
 }
@@ -69,12 +69,13 @@ impl http_body::Body for ResponseBody {
             Poll::Ready(None) => match response.stream.poll_trailers(cx) {
                 Poll::Ready(Ok(Some(trailers))) => {
                     let code = status::code_of(&trailers).unwrap_or(Code::Unknown);
-                    self.finish(code, Some(&trailers));
+                    self.finish(code, FailureInfo::of_server(&trailers));
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }
                 Poll::Ready(Ok(None)) => {
                     // Without trailers there is no `grpc-status`.
-                    self.finish(Code::Unknown, None);
+                    let text = "the response has no trailers with grpc-status";
+                    self.finish(Code::Unknown, FailureInfo::local(FailureCause::Connection, text));
                     return Poll::Ready(None);
                 }
                 Poll::Ready(Err(error)) => error,
@@ -101,7 +102,7 @@ impl http_body::Body for ResponseBody {
 
 impl ResponseBody {
     fn fail(&mut self, status: tonic::Status) -> Result<Frame<Bytes>, tonic::Status> {
-        self.finish(status::code(status.code() as i32), None);
+        self.finish(status::code(status.code() as i32), failure_of(&status));
         Err(status)
     }
 }

@@ -6,6 +6,8 @@
 
 use evenkeel_core::{Address, Code, LoadReport};
 
+use super::FailureInfo;
+
 #[derive(Debug, Default)]
 pub(crate) struct ChannelStats(());
 
@@ -14,7 +16,7 @@ impl ChannelStats {
         CallTimer(())
     }
 
-    pub(crate) fn finish(&self, _: CallTimer, _: Option<Code>) {}
+    pub(crate) fn finish(&self, _: CallTimer, _: Option<(Code, FailureInfo<'_>)>) {}
 
     pub(crate) fn attach(&self, _: &Address, _: &EndpointStats) {}
 }
@@ -27,7 +29,7 @@ impl EndpointStats {
         CallTimer(())
     }
 
-    pub(crate) fn finish(&self, _: CallTimer, _: Option<Code>) {}
+    pub(crate) fn finish(&self, _: CallTimer, _: Option<(Code, FailureInfo<'_>)>) {}
 
     pub(crate) fn records_load(&self) -> bool {
         false

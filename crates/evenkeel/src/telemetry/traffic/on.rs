@@ -1,6 +1,6 @@
 //! Atomic call counters and latency histograms, per channel and per address.
 //!
-//! A call only increments shared atomics; it takes no lock. Latency buckets are an eighth of their power of two wide,
+//! A call only increments shared atomics; it takes no lock, except a failed one for its text. Latency buckets are an eighth of their power of two wide,
 //! so a quantile is off by at most about 6 %. The admin watcher computes rates and shares from two snapshots.
 
 use std::array;
@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use evenkeel_core::{Address, Code, LoadReport};
 
+use super::FailureInfo;
+use super::failures::{FailureCounts, FailureStats, LastFailure, wall_millis};
 use crate::sync::lock;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
@@ -35,8 +37,8 @@ impl ChannelStats {
     }
 
     /// Counts a call as finished. `None` means that the caller dropped the call before its status.
-    pub(crate) fn finish(&self, timer: CallTimer, code: Option<Code>) {
-        self.calls.finish(timer, code);
+    pub(crate) fn finish(&self, timer: CallTimer, end: Option<(Code, FailureInfo<'_>)>) {
+        self.calls.finish(timer, end);
     }
 
     /// Connects the statistics of a connection to the counters of its address. Only the first call has an effect.
@@ -74,9 +76,9 @@ impl EndpointStats {
         self.0.get().map_or_else(CallTimer::default, |stats| stats.start())
     }
 
-    pub(crate) fn finish(&self, timer: CallTimer, code: Option<Code>) {
+    pub(crate) fn finish(&self, timer: CallTimer, end: Option<(Code, FailureInfo<'_>)>) {
         if let Some(stats) = self.0.get() {
-            stats.finish(timer, code);
+            stats.finish(timer, end);
         }
     }
 
@@ -108,6 +110,8 @@ pub(crate) struct CallStats {
     utilization: AtomicU64,
     /// Latency histogram, allocated when the first call ends. The buckets may wrap.
     latencies: OnceLock<Box<[AtomicU32; BUCKETS]>>,
+    /// Failures by code and cause, allocated when the first call fails.
+    failures: OnceLock<Box<FailureStats>>,
 }
 
 impl Default for CallStats {
@@ -119,6 +123,7 @@ impl Default for CallStats {
             abandoned: AtomicU64::new(0),
             utilization: AtomicU64::new(f64::NAN.to_bits()),
             latencies: OnceLock::new(),
+            failures: OnceLock::new(),
         }
     }
 }
@@ -133,14 +138,17 @@ impl CallStats {
         CallTimer(Some(Instant::now()))
     }
 
-    fn finish(&self, CallTimer(began): CallTimer, code: Option<Code>) {
+    fn finish(&self, CallTimer(began): CallTimer, end: Option<(Code, FailureInfo<'_>)>) {
         let Some(began) = began else { return };
-        let ended = match code {
-            Some(Code::Ok) => &self.succeeded,
-            Some(_) => &self.failed,
+        let ended = match end {
+            Some((Code::Ok, _)) => &self.succeeded,
+            Some((code, failure)) => {
+                self.failures.get_or_init(Box::default).record(code, failure, wall_millis());
+                &self.failed
+            }
             None => &self.abandoned,
         };
-        if code.is_some() {
+        if end.is_some() {
             let latencies = self.latencies.get_or_init(|| Box::new([const { AtomicU32::new(0) }; BUCKETS]));
             latencies[bucket(began.elapsed())].fetch_add(1, Ordering::Relaxed);
         }
@@ -172,6 +180,8 @@ impl CallStats {
                 .latencies
                 .get()
                 .map(|buckets| Box::new(array::from_fn(|i| buckets[i].load(Ordering::Relaxed)))),
+            failures: self.failures.get().map(|failures| failures.counts()).unwrap_or_default(),
+            last_failure: self.failures.get().and_then(|failures| failures.last()),
         }
     }
 }
@@ -185,6 +195,9 @@ pub(crate) struct CallStatsSnapshot {
     pub(crate) abandoned: u64,
     pub(crate) utilization: Option<f64>,
     latencies: Option<Box<[u32; BUCKETS]>>,
+    /// Failures by code and cause, in this order.
+    pub(crate) failures: FailureCounts,
+    pub(crate) last_failure: Option<LastFailure>,
 }
 
 impl CallStatsSnapshot {
@@ -198,7 +211,17 @@ impl CallStatsSnapshot {
             }
             (own, more) => own.or(more),
         };
+        let mut failures = self.failures;
+        for (kind, count) in other.failures {
+            match failures.iter_mut().find(|(known, _)| *known == kind) {
+                Some((_, sum)) => *sum += count,
+                None => failures.push((kind, count)),
+            }
+        }
+        let last_failures = [self.last_failure, other.last_failure];
         CallStatsSnapshot {
+            failures,
+            last_failure: last_failures.into_iter().flatten().max_by_key(|failure| failure.at),
             started: self.started + other.started,
             succeeded: self.succeeded + other.succeeded,
             failed: self.failed + other.failed,
