@@ -3,11 +3,11 @@
 use serde_json::json;
 use testkit::browser::{Browser, Page, Theme};
 
-use crate::scripted::{Script, busy_state, channel, fleet, fleet_history, state};
+use crate::scripted::{Script, busy_state, channel, fail, fleet, fleet_history, state};
 use crate::{open, picture, shown, text};
 
 /// Texts with a contrast below 4.5:1, as `text: ratio`.
-const FAINT: &str = r"(() => {
+pub(crate) const FAINT: &str = r"(() => {
     const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
     const seen = new Map();
     const colour = (text) => {
@@ -49,7 +49,7 @@ const FAINT: &str = r"(() => {
 })()";
 
 /// Elements that overflow the viewport horizontally.
-const WIDE: &str = r"[...document.querySelectorAll('main *, header *')].filter((node) => {
+pub(crate) const WIDE: &str = r"[...document.querySelectorAll('main *, header *')].filter((node) => {
     const box = node.getBoundingClientRect();
     return box.width > 1 && !node.closest('.unseen, svg, thead') && box.right > innerWidth + 1;
 }).map((node) => `${node.tagName} ${node.className} ${node.id}`)";
@@ -66,6 +66,14 @@ async fn it_is_readable_in_both_themes_and_on_a_phone() {
     trouble["channels"][0]["endpoints"][3]["unused"] = json!("connection refused; next attempt in 3.2s");
     trouble["channels"][0]["tree"]["warnings"] = json!(["cluster orders-canary: no such resource"]);
     trouble["xds"][0]["resources"][2]["status"] = json!("NACKED");
+    trouble["xds"][0]["resources"][3]["status"] = json!("DOES_NOT_EXIST");
+    let codes = [("RESOURCE_EXHAUSTED", "server", 420), ("UNAVAILABLE", "connection", 12)];
+    fail(&mut trouble["channels"][0]["traffic"], &codes, "the quota of tenant \"acme\" is used up");
+    fail(
+        &mut trouble["channels"][0]["endpoints"][2]["traffic"],
+        &codes[..1],
+        "the quota of tenant \"acme\" is used up",
+    );
     trouble["xds"][0]["resources"][2]["error"] =
         json!({ "version": "4", "details": "unknown policy \"fastest\"", "at": null });
     for (what, state) in [("even", busy_state(60)), ("trouble", trouble)] {

@@ -57,7 +57,8 @@ impl Script {
     /// Replaces the current state.
     pub(crate) fn say(&self, state: Value) {
         // Only states that a process could send are valid.
-        let state: AdminState = serde_json::from_value(state).expect("a state");
+        let mut state: AdminState = serde_json::from_value(state).expect("a state");
+        state.judge();
         self.said.send_modify(|said| said.state = serde_json::to_string(&state).expect("JSON"));
     }
 
@@ -226,7 +227,7 @@ pub(crate) fn busy_state(second: u64) -> Value {
         "scope": "#default", "node": "story", "servers": [{ "uri": "http://127.0.0.1:18000", "connected": true }],
         "resources": [
             resource("Listener", "orders", "ACKED"), resource("RouteConfiguration", "routes", "REQUESTED"),
-            resource("Cluster", "orders", "ACKED"), resource("ClusterLoadAssignment", "orders", "DOES_NOT_EXIST"),
+            resource("Cluster", "orders", "ACKED"), resource("ClusterLoadAssignment", "orders", "ACKED"),
         ],
     }]);
     state["hints"] = json!(["cluster \"orders\": one priority only: there is nobody to fail over to"]);
@@ -253,4 +254,24 @@ pub(crate) fn fleet_history(looks: u64) -> Value {
     let empty = json!({ "rate": [], "failures": [], "p99_ms": [], "got": [], "utilization": [] });
     let at: Vec<u64> = (0..looks).map(|second| START + second * 1000).collect();
     json!([{ "id": 1, "at": at, "total": empty, "endpoints": fleet().iter().map(of).collect::<Vec<_>>() }])
+}
+
+/// Adds failed calls of the last minute, as code, cause and number, and a text of the last one.
+pub(crate) fn fail(traffic: &mut Value, failures: &[(&str, &str, u64)], text: &str) {
+    let sum: u64 = failures.iter().map(|(_, _, count)| count).sum();
+    traffic["failures"] = json!(sum as f64 / 60.0);
+    traffic["recent_calls"] = json!((traffic["rate"].as_f64().unwrap_or_default() * 60.0) as u64);
+    let count =
+        |(code, cause, count): &(&str, &str, u64)| json!({ "code": code, "cause": cause, "count": count });
+    traffic["recent_failures"] = failures.iter().map(count).collect();
+    let (code, cause, _) = failures[0];
+    traffic["last_error"] = json!({ "at": START, "code": code, "cause": cause, "text": text });
+}
+
+/// Returns a channel without config.
+pub(crate) fn without_config(id: u64, target: &str, rate: f64) -> Value {
+    let mut channel = channel(id, target, &[]);
+    (channel["tree"], channel["state"]) = (Value::Null, json!("CONNECTING"));
+    (channel["traffic"]["rate"], channel["traffic"]["in_flight"]) = (json!(rate), json!(0));
+    channel
 }

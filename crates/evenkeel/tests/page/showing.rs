@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 use testkit::browser::{Browser, Theme};
 
-use crate::scripted::{self, Script, busy_state, channel, endpoint, fleet, fleet_history, state};
-use crate::{open, picture, shown, text};
+use crate::scripted::{
+    self, Script, busy_state, channel, endpoint, fail, fleet, fleet_history, state, without_config,
+};
+use crate::{open, picture, reading, shown, text};
 
 /// A channel that appears while the history request is pending is shown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -73,14 +75,12 @@ async fn uneven_balance_is_reported_with_the_endpoints() {
     );
     assert_eq!(text(&page, "[data-endpoint='127.0.0.1:41004'] [data-field=state]").await, "failing");
 
-    // A single deviating sample is noise; a persistent deviation is reported.
     let mut endpoints = fleet();
     (endpoints[4]["got"], endpoints[0]["got"]) = (json!(0.3), json!(0.2625));
-    for second in 4..10 {
-        let uneven = state(second, &[channel(1, "xds:///orders", &endpoints)]);
-        script.say(uneven.clone());
-        shown(&page, &uneven).await;
-    }
+    (endpoints[4]["off"], endpoints[0]["off"]) = (json!(-0.2), json!(0.2));
+    let uneven = state(4, &[channel(1, "xds:///orders", &endpoints)]);
+    script.say(uneven.clone());
+    shown(&page, &uneven).await;
     assert_eq!(text(&page, "#headline").await, "Uneven");
     assert_eq!(
         page.eval::<Vec<String>>(
@@ -90,16 +90,8 @@ async fn uneven_balance_is_reported_with_the_endpoints() {
         ["more", "less"]
     );
 
-    // After a change of weights the actual shares lag behind, which is not reported.
-    for endpoint in &mut endpoints {
-        endpoint["want"] = json!(0.2);
-    }
-    let settling = state(10, &[channel(1, "xds:///orders", &endpoints)]);
-    script.say(settling.clone());
-    shown(&page, &settling).await;
-    assert_eq!(text(&page, "#headline").await, "On an even keel");
-
-    let resting = json!({ "id": 1, "target": "xds:///orders", "state": "IDLE", "traffic": channel(1, "", &[])["traffic"], "endpoints": [], "tree": null });
+    let mut resting = without_config(1, "xds:///orders", 0.0);
+    resting["state"] = json!("IDLE");
     let at_rest = state(11, &[resting]);
     script.say(at_rest.clone());
     shown(&page, &at_rest).await;
@@ -115,6 +107,7 @@ async fn hostile_names_are_text() {
     let mut endpoints =
         vec![endpoint(evil, "1.1.1.1:1", 10.0, 0.5, 0.5), endpoint("", "\"'><b>:2", 10.0, 0.5, 0.5)];
     endpoints[0]["unused"] = json!(evil);
+    fail(&mut endpoints[0]["traffic"], &[("UNKNOWN", "server", 9)], evil);
     endpoints[0]["cluster"] = json!(evil);
     endpoints[0]["locality"] = json!(evil);
     let mut channel = channel(1, evil, &endpoints);
@@ -122,7 +115,9 @@ async fn hostile_names_are_text() {
         "policy": evil, "state": "READY", "details": { evil: evil, "chosen": evil }, "warnings": [evil],
         "children": [[evil, { "policy": evil, "state": null, "details": {} }]],
     });
-    let mut state = state(0, &[channel]);
+    fail(&mut channel["traffic"], &[(evil, "server", 9)], evil);
+    channel["drops"] = json!([{ "cluster": evil, "category": evil, "limit": null, "count": 9 }]);
+    let mut state = state(0, &[channel, without_config(2, evil, 0.0)]);
     state["title"] = json!(evil);
     state["hints"] = json!([evil]);
     state["events"] =
@@ -138,6 +133,11 @@ async fn hostile_names_are_text() {
     let places = [
         "#title",
         "#target",
+        "#because",
+        "#channels b",
+        "#codes th",
+        "#last-error-text",
+        "[data-endpoint='1.1.1.1:1'] .failed",
         "#hints li",
         "[data-event] .words",
         ".node",
@@ -287,7 +287,122 @@ async fn a_rejected_resource_shows_the_reason() {
             .await
             .ends_with("1 resource was rejected; the previous version stays in use.")
     );
-    assert_eq!(text(&page, "#headline").await, "On an even keel", "no endpoint is affected yet");
+    let level = "document.querySelector('#verdict').dataset.level";
+    assert_eq!(page.eval::<String>(level).await, "warn", "no endpoint is affected yet");
+}
+
+/// An absent resource is not called rejected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_absent_resource_is_missing() {
+    let Some(browser) = Browser::start().await else { return };
+    let mut state = busy_state(3);
+    let cluster = &mut state["xds"][0]["resources"][2];
+    (cluster["status"], cluster["version"]) = (json!("TIMEOUT"), json!(""));
+    cluster["error"] = json!({ "version": "", "details": "no response within 15 s", "at": scripted::START });
+    let script = Script::start(state).await;
+    let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
+    let row = "[data-resource=orders][data-kind=Cluster]";
+    assert_eq!(text(&page, &format!("{row} .error")).await, "Not received 3 s ago: no response within 15 s");
+    assert_eq!(text(&page, "#headline").await, "Resource missing");
+    assert_eq!(text(&page, "#config-age").await, "1 missing");
+    let whole: String = page.eval("document.body.innerText").await;
+    assert!(!whole.contains("rejected"), "{whole}");
+}
+
+/// A channel whose calls fail without a config is not idle. The reason is shown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_without_config_shows_the_reason() {
+    let Some(browser) = Browser::start().await else { return };
+    let mut order = without_config(1, "xds:///order", 50.0);
+    let text_of_call = "deadline exceeded: waiting for listener \"order\" from 127.0.0.1:18000";
+    fail(&mut order["traffic"], &[("DEADLINE_EXCEEDED", "no_config", 3000)], text_of_call);
+    order["waiting"] = json!("waiting for listener \"order\" from 127.0.0.1:18000, stream open, for 12 s");
+    let script = Script::start(state(2, &[order])).await;
+    for theme in [Theme::Light, Theme::Dark] {
+        for (width, height) in [(1280, 800), (390, 844)] {
+            let page = open(&browser, script.url(), width, height, theme).await;
+            assert_eq!(text(&page, "#headline").await, "No config");
+            let because = text(&page, "#because").await;
+            let expected = "100.0% of calls fail: the channel has no config: waiting for listener \"order\"";
+            assert!(because.starts_with(expected), "{because}");
+            assert_eq!(page.eval::<String>("document.querySelector('#verdict').dataset.level").await, "bad");
+            assert_eq!(
+                text(&page, "#codes tr").await.replace(['\n', '\t'], " "),
+                "DEADLINE_EXCEEDED no config 3,000 100.0%"
+            );
+            assert_eq!(text(&page, "#last-error-text").await, text_of_call);
+            assert_eq!(page.problems(), [""; 0]);
+            page.screenshot(picture(&format!("no-config-{width}-{}", theme.name()))).await;
+        }
+    }
+}
+
+/// The page opens on the worst channel, and the verdict covers all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_opens_on_the_worst_channel() {
+    let Some(browser) = Browser::start().await else { return };
+    let mut endpoints = vec![
+        endpoint("pay-1", "127.0.0.1:9", 12.0, 0.5, 0.1),
+        endpoint("pay-2", "127.0.0.1:10", 12.0, 0.5, 0.1),
+    ];
+    fail(&mut endpoints[0]["traffic"], &[("UNAVAILABLE", "server", 720)], "the database is read-only");
+    let mut pay = channel(2, "dns:///payments", &endpoints);
+    fail(
+        &mut pay["traffic"],
+        &[("UNAVAILABLE", "server", 720), ("UNAVAILABLE", "dropped", 90), ("UNAVAILABLE", "no_route", 7)],
+        "the database is read-only",
+    );
+    pay["drops"] = json!([{ "cluster": "pay", "category": "maintenance", "limit": null, "count": 90 }]);
+    let users = without_config(3, "xds:///users", 0.0);
+    let three = state(3, &[channel(1, "xds:///orders", &fleet()), pay, users]);
+    let script = Script::start(three.clone()).await;
+    script.remember(fleet_history(60));
+    for theme in [Theme::Light, Theme::Dark] {
+        for (width, height) in [(1280, 800), (390, 844)] {
+            let page = open(&browser, script.url(), width, height, theme).await;
+            assert_eq!(text(&page, "#target").await, "dns:///payments");
+            assert_eq!(text(&page, "#headline").await, "Calls fail");
+            let because = text(&page, "#because").await;
+            for part in [
+                "dns:///payments: 56.7% of calls fail. In the last minute: 720 × the server returned UNAVAILABLE, all on pay-1.",
+                "90 × dropped by drop category \"maintenance\" of cluster \"pay\".",
+                "7 × no route matched the call (UNAVAILABLE).",
+            ] {
+                assert!(because.contains(part), "{part} in {because}");
+            }
+            let strip: Vec<String> = page
+                .eval("[...document.querySelectorAll('#channels button')].map((item) => item.innerText.replaceAll('\\n', ' '))")
+                .await;
+            assert_eq!(
+                strip,
+                [
+                    "dns:///payments Calls fail · ready · 24.0 calls/s · 43.26% success",
+                    "xds:///orders On an even keel · ready · 600 calls/s · 100.00% success",
+                    "xds:///users Waiting for config · connecting · 0 calls/s",
+                ]
+            );
+            assert_eq!(page.eval::<Vec<String>>(reading::FAINT).await, [""; 0]);
+            assert_eq!(page.eval::<Vec<String>>(reading::WIDE).await, [""; 0]);
+            let failed = text(&page, "[data-endpoint='127.0.0.1:9'] .failed").await;
+            assert_eq!(
+                failed,
+                "720 × UNAVAILABLE in the last minute · last 3 s ago: the database is read-only"
+            );
+            page.screenshot(picture(&format!("worst-{width}-{}", theme.name()))).await;
+            let whole: u32 = page.eval("document.documentElement.scrollHeight").await;
+            page.resize(width, whole).await;
+            page.screenshot(picture(&format!("worst-{width}-{}-whole", theme.name()))).await;
+            // Another channel is selected: the verdict remains, and that of the channel is added.
+            page.resize(width, height).await;
+            page.eval::<()>("void document.querySelector('[data-channel=\"1\"]').click()").await;
+            assert_eq!(text(&page, "#target").await, "xds:///orders");
+            assert_eq!(text(&page, "#headline").await, "Calls fail");
+            assert!(text(&page, "#own").await.starts_with("xds:///orders: On an even keel."));
+            assert!(page.eval::<bool>("document.querySelector('#failures').hidden").await);
+            page.screenshot(picture(&format!("worst-other-{width}-{}", theme.name()))).await;
+            assert_eq!(page.problems(), [""; 0]);
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -338,7 +453,7 @@ async fn one_of_several_channels_is_shown() {
     let script = Script::start(both(0)).await;
     let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
     assert_eq!(page.eval::<u32>("document.querySelectorAll('[data-endpoint]').length").await, 5);
-    page.eval::<()>("void (document.querySelector('#channel').value = '2', document.querySelector('#channel').dispatchEvent(new Event('change')))").await;
+    page.eval::<()>("void document.querySelector('[data-channel=\"2\"]').click()").await;
     assert_eq!(text(&page, "#target").await, "dns:///payments");
     script.say(both(1));
     shown(&page, &both(1)).await;
@@ -354,5 +469,5 @@ async fn one_of_several_channels_is_shown() {
     script.say(one.clone());
     shown(&page, &one).await;
     assert_eq!(text(&page, "#target").await, "xds:///orders");
-    assert!(page.eval::<bool>("document.querySelector('#switch').hidden").await);
+    assert!(page.eval::<bool>("document.querySelector('#strip').hidden").await);
 }

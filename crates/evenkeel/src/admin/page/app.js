@@ -3,12 +3,14 @@
 // When the stream ends or falls silent, what is shown stays, is greyed and says how old it is; the page asks again
 // until there is an answer, and then for the history that it missed.
 
-import { $, age, ago, count, hide, mark, millis, put, rate, shape, stateOf, success } from './format.js';
+import { $, age, ago, count, hide, mark, millis, put, rate, shape, success } from './format.js';
+import { ChannelStrip, worstFirst } from './channels.js';
 import { Charts } from './charts.js';
 import { EndpointTable, giveKeys } from './endpoints.js';
 import { History } from './history.js';
 import { PolicyTree } from './tree.js';
-import { Misses, judge } from './verdict.js';
+import { showVerdict } from './verdict.js';
+import { showFailures } from './failures.js';
 import { showClients, showEvents, showHints } from './news.js';
 
 /** Without a word for so long, the server counts as gone. */
@@ -20,9 +22,12 @@ const THEMES = ['auto', 'light', 'dark'];
 const charts = new Charts();
 const table = new EndpointTable((address) => charts.highlight(address));
 const tree = new PolicyTree();
+const strip = new ChannelStrip((id) => {
+  choose(id);
+  show();
+});
 const histories = new Map();
 
-let misses = new Misses();
 let chosen = null;
 let state = null;
 let heardAt = 0;
@@ -91,15 +96,16 @@ function show() {
   frame = null;
   const begun = performance.now();
   showProcess();
-  showSwitch();
-  const channel = state.channels.find(({ id }) => id === chosen) ?? state.channels[0];
+  // The page opens on the channel with the worst verdict.
+  const channel = state.channels.find(({ id }) => id === chosen) ?? worstFirst(state.channels)[0];
   if (channel && channel.id !== chosen) choose(channel.id);
   const marks = state.events.filter(({ level }) => level === 'mark').map(({ at, number, text }, index) => ({ at, event: number, text, number: index + 1 }));
   showEvents(state.events, marks);
   showHints(state.hints);
   showClients(state.xds, state.at);
+  strip.show(state.channels, channel?.id);
+  showVerdict(state, channel);
   if (channel) showChannel(channel, marks);
-  else put($('headline'), 'No channels yet');
   showConnection();
   // For tests: which moment is shown, and what showing it took.
   mark(document.body, 'data-at', String(state.at));
@@ -108,7 +114,6 @@ function show() {
 
 function choose(id) {
   chosen = id;
-  misses = new Misses();
   table.clear();
   charts.clear();
   tree.clear();
@@ -121,35 +126,14 @@ function showProcess() {
   document.title = state.title ? `${state.title} · evenkeel` : 'evenkeel';
 }
 
-function showSwitch() {
-  const select = $('channel');
-  hide($('switch'), state.channels.length < 2);
-  const wanted = state.channels.map(({ id, target, state: is }) => [String(id), `${target} (${stateOf(is).word})`]);
-  if (select.said !== wanted.join('\n')) {
-    select.said = wanted.join('\n');
-    select.replaceChildren(...wanted.map(([id, text]) => new Option(text, id)));
-  }
-  const shown = String(state.channels.some(({ id }) => id === chosen) ? chosen : state.channels[0]?.id);
-  if (select.value !== shown) select.value = shown;
-}
-
 function showChannel(channel, marks) {
   const { endpoints, traffic } = channel;
   giveKeys(endpoints);
-  misses.look(endpoints);
-  const calls = callsByCluster(endpoints);
-  const missOf = (endpoint) => misses.beyondChance(endpoint, calls.get(endpoint.cluster));
   showFigures(channel, traffic);
-  showVerdict(judge(channel, missOf, state.xds));
+  showFailures(channel, state.at);
   charts.show(histories.get(channel.id), labels(endpoints), marks);
-  table.show(endpoints, missOf, (address) => charts.placeOf(address));
+  table.show(endpoints, state.at, (address) => charts.placeOf(address));
   tree.show(channel.tree);
-}
-
-function callsByCluster(endpoints) {
-  const calls = new Map();
-  for (const { cluster, traffic } of endpoints) calls.set(cluster, (calls.get(cluster) ?? 0) + traffic.rate);
-  return calls;
 }
 
 /** Short names for charts: what sets addresses apart, the port on one host, the host where ports are the same. */
@@ -184,22 +168,11 @@ function showFigures(channel, traffic) {
 function showConfig(resources) {
   const newest = resources.reduce((best, one) => (one.updated != null && (!best || one.updated > best.updated) ? one : best), null);
   const refused = resources.filter((one) => one.status === 'NACKED').length;
+  const missing = resources.filter((one) => ['DOES_NOT_EXIST', 'TIMEOUT', 'RECEIVED_ERROR'].includes(one.status)).length;
   put($('config'), newest ? newest.version || '–' : '–');
   mark($('config'), 'title', newest?.version ?? null);
-  put($('config-age'), refused ? `${refused} rejected` : newest ? ago(state.at - newest.updated) : '');
-  mark($('config-age'), 'data-level', refused ? 'bad' : null);
-}
-
-function showVerdict({ level, headline, because }) {
-  mark($('verdict'), 'data-level', level);
-  shape($('verdict').firstElementChild, level);
-  put($('headline'), headline);
-  put($('because'), because);
-  // The numbers in the sentence move; only a new headline is worth hearing.
-  if ($('spoken').headline !== headline) {
-    $('spoken').headline = headline;
-    put($('spoken'), `${headline}. ${because}`);
-  }
+  put($('config-age'), refused ? `${refused} rejected` : missing ? `${missing} missing` : newest ? ago(state.at - newest.updated) : '');
+  mark($('config-age'), 'data-level', refused || missing ? 'bad' : null);
 }
 
 function showConnection() {
@@ -233,10 +206,6 @@ $('theme').addEventListener('click', () => {
   } catch {
     // Without storage the choice lasts as long as the page.
   }
-});
-$('channel').addEventListener('change', (event) => {
-  choose(Number(event.target.value));
-  show();
 });
 $('retry').addEventListener('click', listen);
 setInterval(() => {

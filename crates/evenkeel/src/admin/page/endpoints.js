@@ -7,6 +7,7 @@
 import { $, NONE, NOWHERE, arrange, busy, copy, hide, locality, mark, millis, nameOf, percent, put, rate, shape, stateOf, weight, whyOf } from './format.js';
 import { swatch } from './charts.js';
 import { isDown } from './verdict.js';
+import { failuresOf } from './failures.js';
 
 /** So many rows stand before someone asks for all. */
 const FEW = 40;
@@ -20,7 +21,7 @@ export function giveKeys(endpoints) {
   }
 }
 
-const trouble = (endpoint) => (isDown(endpoint) ? 3 : endpoint.traffic.failures > 0 ? 2 : endpoint.utilization >= 1 ? 1 : 0);
+const trouble = (endpoint) => (isDown(endpoint) ? 3 : endpoint.traffic.failures > 0 || endpoint.traffic.recent_failures?.length ? 2 : endpoint.utilization >= 1 ? 1 : 0);
 
 /** Each order as a comparison, best first when first chosen. */
 const ORDERS = {
@@ -95,9 +96,9 @@ export class EndpointTable {
     if (this.last) this.show(...this.last);
   }
 
-  /** `missOf(endpoint)` is by how much it misses its share, or null; `placeOf(address)` its place in the charts. */
-  show(endpoints, missOf, placeOf) {
-    this.last = [endpoints, missOf, placeOf];
+  /** `now` is the time of the sample; `placeOf(address)` the place of an endpoint in the charts. */
+  show(endpoints, now, placeOf) {
+    this.last = [endpoints, now, placeOf];
     const isMany = endpoints.length > FEW;
     // Among many, those in trouble come first until the reader says otherwise.
     if (!this.chosen) this.sort = isMany ? 'state' : '';
@@ -114,13 +115,15 @@ export class EndpointTable {
     const rows = shown.map((key) => {
       const endpoint = byKey.get(key);
       const row = this.rows.get(key) ?? this.makeRow(endpoint);
-      row.fill = () => fill(row, endpoint, scale, missOf(endpoint), placeOf(endpoint.address));
+      row.fill = () => fill(row, endpoint, scale, now, placeOf(endpoint.address));
       if (row.isSeen || !this.isAll) row.fill();
       return row;
     });
     arrange(this.body, this.withGroups(rows, endpoints));
     // Moving bars are pleasant among few and costly among many.
     mark(this.body, 'data-many', rows.length > 24 ? '' : null);
+    mark(this.body, 'data-scroll', rows.length > 24 ? '' : null);
+    mark(this.body, 'tabindex', rows.length > 24 ? '0' : null);
     this.showHeads(keys.length, shown.length);
     put($('nothing'), endpoints.length ? 'No endpoint matches.' : 'No endpoints yet.');
     hide($('nothing'), shown.length > 0);
@@ -231,7 +234,7 @@ function groupOf(endpoint) {
   return parts.join(' · ');
 }
 
-function fill(row, endpoint, scale, miss, place) {
+function fill(row, endpoint, scale, now, place) {
   const { fields: cells, parts } = row;
   const state = stateOf(endpoint.state);
   const isStandby = endpoint.unused != null && !isDown(endpoint);
@@ -239,7 +242,7 @@ function fill(row, endpoint, scale, miss, place) {
   mark(row, 'data-unused', endpoint.unused == null ? null : isStandby ? 'standby' : 'down');
   put(cells.got, percent(endpoint.got));
   put(cells.want, percent(endpoint.want));
-  mark(cells.got, 'data-off', miss == null ? null : miss > 0 ? 'more' : 'less');
+  mark(cells.got, 'data-off', endpoint.off == null ? null : endpoint.off > 0 ? 'more' : 'less');
   stretch(row.bars[0], (endpoint.got ?? 0) / scale);
   stretch(row.bars[1], (endpoint.want ?? 0) / scale);
   put(cells.unused, whyOf(endpoint));
@@ -254,6 +257,11 @@ function fill(row, endpoint, scale, miss, place) {
   put(cells.p99, millis(endpoint.traffic.p99_ms));
   put(cells.failures, endpoint.traffic.failures > 0 ? rate(endpoint.traffic.failures) : endpoint.traffic.rate > 0 ? '0' : NONE);
   mark(cells.failures, 'data-some', endpoint.traffic.failures > 0 ? '' : null);
+  const failed = failuresOf(endpoint, now);
+  hide(cells.failed, !failed);
+  put(cells.failed, failed);
+  mark(row, 'data-failed', failed ? '' : null);
+  mark(cells.failed, 'title', failed || null);
   put(cells.state, isStandby && endpoint.state === 'READY' ? `${state.word}, unused` : state.word);
   shape(parts.shape, isStandby && endpoint.state === 'READY' ? 'idle' : state.shape);
   swatch(parts.swatch, place);

@@ -6,6 +6,8 @@ const KINDS = { Listener: 'LDS', RouteConfiguration: 'RDS', Cluster: 'CDS', Clus
 const STATUSES = {
   ACKED: 'good', NACKED: 'bad', REQUESTED: 'busy', DOES_NOT_EXIST: 'none', TIMEOUT: 'warn', RECEIVED_ERROR: 'warn',
 };
+/** An absent resource is not a rejected one. */
+const ABSENT = { DOES_NOT_EXIST: 'Does not exist', TIMEOUT: 'Not received', RECEIVED_ERROR: 'Error of the control plane' };
 const LEVELS = { mark: 'mark', info: 'info', warning: 'warn', error: 'bad' };
 /** So many events stand in the list; the server keeps more. */
 const EVENTS = 200;
@@ -69,7 +71,9 @@ function showResource(key, resource, now) {
   if (resource.error) {
     const { version: refused, details, at } = resource.error;
     const when = at == null ? '' : ` ${ago(now - at)}`;
-    put(error, `${refused ? `Version ${refused}` : 'An update'} was rejected${when}: ${details}`);
+    const isRejected = resource.status === 'NACKED';
+    put(error, isRejected ? `${refused ? `Version ${refused}` : 'An update'} was rejected${when}: ${details}` : `${ABSENT[resource.status] ?? 'Error'}${when}: ${details}`);
+    mark(error, 'data-level', isRejected ? 'bad' : 'warn');
   }
   return row;
 }
