@@ -40,6 +40,11 @@ impl TreeNode {
         self
     }
 
+    /// Returns the text of the line without styles. It is escaped.
+    pub(super) fn plain(&self) -> String {
+        self.spans.iter().map(|span| span.text.as_str()).collect::<Vec<_>>().join(" ")
+    }
+
     /// Adds a child line.
     pub(super) fn push(&mut self, below: TreeNode) {
         self.below.push(below);

@@ -2,29 +2,46 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use evenkeel::admin::{AdminState, ChannelInfo, EndpointInfo};
+use evenkeel::admin::{AdminState, ChannelInfo, EndpointInfo, HealthVerdict, TrafficStats, VerdictLevel};
 use evenkeel::{ConnectivityState, Description};
 use serde_json::Value;
 
 use super::draw::{self, TreeNode, grouped};
+use super::words;
 use crate::table::{TableCell, table};
 use crate::ui::{self, TerminalOutput, TextStyle};
 
-/// Returns true if a channel or an endpoint is in TRANSIENT_FAILURE.
-pub(super) fn is_bad(state: &AdminState) -> bool {
-    let failed = |state| state == ConnectivityState::TransientFailure;
-    state.channels.iter().any(|channel| {
-        failed(channel.state) || channel.endpoints.iter().any(|endpoint| failed(endpoint.state))
-    })
+/// Removes channels without problems, and endpoints that are up and without failures in the last minute.
+pub(super) fn retain_failing(state: &mut AdminState) {
+    let level = |channel: &ChannelInfo| channel.verdict.as_ref().map(|verdict| verdict.level);
+    state.channels.retain(|channel| level(channel) >= Some(VerdictLevel::Warn));
+    for channel in &mut state.channels {
+        channel.endpoints.retain(|endpoint| {
+            let is_down = endpoint.state == ConnectivityState::TransientFailure;
+            is_down || endpoint.traffic.failures > 0.0 || !endpoint.traffic.recent_failures.is_empty()
+        });
+        channel.tree = None;
+    }
 }
 
-/// Renders the process, one channel after the other.
-pub(super) fn text(state: &AdminState, terminal: &TerminalOutput, width: Option<usize>) -> String {
+/// Renders the process, one channel after the other, or `without_channels`.
+pub(super) fn text(
+    state: &AdminState,
+    without_channels: &str,
+    now: SystemTime,
+    terminal: &TerminalOutput,
+    width: Option<usize>,
+) -> String {
     let mut out = String::new();
     let about = format!("evenkeel {}, process {}", state.version, state.pid);
     let head = TreeNode::styled(TextStyle::Title, &state.title).with(TextStyle::Faint, about);
     out.push_str(&draw::text(&[head], terminal, width));
+    if let Some(verdict) = &state.verdict {
+        let line = self::verdict(verdict);
+        out.push_str(&draw::text(&[line], terminal, width));
+    }
     for server in state.xds.iter().flat_map(|client| &client.servers) {
         let line = TreeNode::new("control plane").with(TextStyle::Title, &server.uri);
         let line = if server.connected {
@@ -40,15 +57,58 @@ pub(super) fn text(state: &AdminState, terminal: &TerminalOutput, width: Option<
     }
     for channel in &state.channels {
         out.push('\n');
-        out.push_str(&self::channel(channel, terminal, width));
+        let is_only = state.channels.len() == 1;
+        out.push_str(&self::channel(channel, is_only, now, terminal, width));
     }
     if state.channels.is_empty() {
-        out.push_str("no channels\n");
+        out.push_str(without_channels);
     }
     out
 }
 
-fn channel(channel: &ChannelInfo, terminal: &TerminalOutput, width: Option<usize>) -> String {
+fn verdict(verdict: &HealthVerdict) -> TreeNode {
+    let head = format!("{}:", verdict.headline);
+    TreeNode::styled(level_style(verdict.level), head).with(None, &verdict.text)
+}
+
+pub(super) fn level_style(level: VerdictLevel) -> TextStyle {
+    match level {
+        VerdictLevel::Idle => TextStyle::Faint,
+        VerdictLevel::Good => TextStyle::Good,
+        VerdictLevel::Warn => TextStyle::Warn,
+        VerdictLevel::Bad => TextStyle::Bad,
+    }
+}
+
+/// Returns the lines about failed calls of the last minute, and about the last error.
+fn failures(traffic: &TrafficStats, now: SystemTime) -> Vec<TreeNode> {
+    let counted = traffic.recent_failures.iter().map(|failures| {
+        format!("{} × {} ({})", grouped(failures.count), failures.code, failures.cause.description())
+    });
+    let counted: Vec<_> = counted.collect();
+    let mut lines = Vec::new();
+    if !counted.is_empty() {
+        let counted =
+            format!("of {} in the last minute: {}", grouped(traffic.recent_calls), counted.join(", "));
+        lines.push(TreeNode::styled(TextStyle::Bad, "failed").with(None, counted));
+    }
+    if let Some(error) = &traffic.last_error {
+        let at = UNIX_EPOCH.checked_add(Duration::from_millis(error.at));
+        let age = at.map(|at| now.duration_since(at).unwrap_or_default().as_secs());
+        let age = age.map(words::age).unwrap_or_default();
+        let text = format!("{age}: {}: {}", error.code, error.text);
+        lines.push(TreeNode::styled(TextStyle::Bad, "last error").with(None, text));
+    }
+    lines
+}
+
+fn channel(
+    channel: &ChannelInfo,
+    is_only: bool,
+    now: SystemTime,
+    terminal: &TerminalOutput,
+    width: Option<usize>,
+) -> String {
     let traffic = &channel.traffic;
     let mut numbers = format!("{} calls/s", decimals(traffic.rate));
     if let Some(p99) = traffic.p99_ms {
@@ -64,12 +124,19 @@ fn channel(channel: &ChannelInfo, terminal: &TerminalOutput, width: Option<usize
     if traffic.failures > 0.0 {
         head = head.with(TextStyle::Bad, format!("{} failed/s", decimals(traffic.failures)));
     }
+    // The verdict of a single channel is that of the process.
+    if let Some(verdict) = channel.verdict.as_ref().filter(|_| !is_only) {
+        head.push(self::verdict(verdict));
+    }
+    for line in failures(traffic, now) {
+        head.push(line);
+    }
     if let Some(tree) = &channel.tree {
         head.push(policy(None, tree));
     }
     let mut out = draw::text(&[head], terminal, width);
     if !channel.endpoints.is_empty() {
-        out.push_str(&endpoints(channel, terminal, width));
+        out.push_str(&endpoints(channel, now, terminal, width));
     }
     out
 }
@@ -121,14 +188,19 @@ fn detail(value: &Value) -> Option<String> {
     }
 }
 
-fn endpoints(channel: &ChannelInfo, terminal: &TerminalOutput, width: Option<usize>) -> String {
+fn endpoints(
+    channel: &ChannelInfo,
+    now: SystemTime,
+    terminal: &TerminalOutput,
+    width: Option<usize>,
+) -> String {
     let mut picks = HashMap::new();
     if let Some(tree) = &channel.tree {
         collect(tree, &mut picks);
     }
-    let heads = ["  endpoint", "state", "weight", "want", "got", "picks", "busy", "failed"];
+    let heads = ["  endpoint", "name", "state", "weight", "want", "got", "picks", "busy", "p99 ms", "failed"];
     let head = |(i, head): (usize, &str)| {
-        let cell = if i < 2 { TableCell::new(head) } else { TableCell::right(head) };
+        let cell = if i < 3 { TableCell::new(head) } else { TableCell::right(head) };
         cell.style(TextStyle::Faint)
     };
     let mut rows = vec![heads.into_iter().enumerate().map(head).collect::<Vec<_>>()];
@@ -151,11 +223,15 @@ fn endpoints(channel: &ChannelInfo, terminal: &TerminalOutput, width: Option<usi
     let mut out = format!("{}\n", lines.next().unwrap_or_default());
     for (endpoint, line) in channel.endpoints.iter().zip(lines) {
         let _ = writeln!(out, "{line}");
-        if let Some(why) = &endpoint.unused {
-            for line in
-                ui::wrapped(&note(endpoint, why), width.map_or(usize::MAX, |width| width.saturating_sub(4)))
-            {
-                let _ = writeln!(out, "    {}", terminal.paint(TextStyle::Warn, line));
+        let room = width.map_or(usize::MAX, |width| width.saturating_sub(4));
+        let unused = endpoint.unused.as_ref().map(|why| (TextStyle::Warn, note(endpoint, why)));
+        let failed = failures(&endpoint.traffic, now).into_iter();
+        let failed = failed
+            .filter(|_| !endpoint.traffic.recent_failures.is_empty())
+            .map(|line| (TextStyle::Bad, line.plain()));
+        for (style, text) in unused.into_iter().chain(failed) {
+            for line in ui::wrapped(&text, room) {
+                let _ = writeln!(out, "    {}", terminal.paint(style, line));
             }
         }
     }
@@ -163,32 +239,36 @@ fn endpoints(channel: &ChannelInfo, terminal: &TerminalOutput, width: Option<usi
 }
 
 /// Returns the texts of an endpoint's columns; empty where a value is absent.
-fn texts(endpoint: &EndpointInfo, picks: Option<u64>) -> [String; 8] {
+fn texts(endpoint: &EndpointInfo, picks: Option<u64>) -> [String; 10] {
     let percent =
         |share: Option<f64>| share.map(|share| format!("{:.1}%", share * 100.0)).unwrap_or_default();
     let failed = endpoint.traffic.failed;
     [
         format!("  {}", ui::safe(&endpoint.address)),
+        ui::safe(endpoint.name.as_deref().unwrap_or_default()),
         name(endpoint.state).to_owned(),
         endpoint.weight.map(decimals).unwrap_or_default(),
         percent(endpoint.want),
         percent(endpoint.got),
         grouped(picks.unwrap_or(endpoint.traffic.started)),
         endpoint.utilization.map(|busy| format!("{:.0}%", busy * 100.0)).unwrap_or_default(),
+        endpoint.traffic.p99_ms.map(decimals).unwrap_or_default(),
         if failed > 0 { grouped(failed) } else { String::new() },
     ]
 }
 
-fn row(endpoint: &EndpointInfo, texts: &[String; 8]) -> Vec<TableCell> {
-    let [address, state, weight, want, got, picks, busy, failed] = texts;
+fn row(endpoint: &EndpointInfo, texts: &[String; 10]) -> Vec<TableCell> {
+    let [address, hostname, state, weight, want, got, picks, busy, p99, failed] = texts;
     vec![
         TableCell::new(address),
+        TableCell::new(hostname),
         TableCell::new(state).style(style(endpoint.state)),
         TableCell::right(weight),
         TableCell::right(want),
         TableCell::right(got),
         TableCell::right(picks),
         TableCell::right(busy),
+        TableCell::right(p99),
         TableCell::right(failed).style(TextStyle::Bad),
     ]
 }

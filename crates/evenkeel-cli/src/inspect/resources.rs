@@ -18,7 +18,7 @@ use evenkeel_proto::envoy::extensions::clusters::aggregate::v3::ClusterConfig;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
 use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
-use evenkeel_proto::envoy::service::status::v3::{ClientConfig, ClientStatusResponse};
+use evenkeel_proto::envoy::service::status::v3::ClientConfig;
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::resource::ResourceType;
@@ -30,11 +30,6 @@ use crate::ui::TextStyle;
 /// Maximum depth of nested aggregate clusters (A37). Deeper ones become roots.
 const MAX_DEPTH: usize = 16;
 
-/// Returns one tree per xDS client of the process.
-pub(super) fn clients(answer: &ClientStatusResponse, now: SystemTime) -> Vec<TreeNode> {
-    answer.config.iter().map(|client| self::client(client, now)).collect()
-}
-
 /// Returns true if a resource is NACKED or missing.
 pub(super) fn is_bad(resource: &GenericXdsConfig) -> bool {
     use ClientResourceStatus::{DoesNotExist, Nacked, ReceivedError, Timeout};
@@ -45,7 +40,8 @@ fn status(resource: &GenericXdsConfig) -> Result<ClientResourceStatus, i32> {
     ClientResourceStatus::try_from(resource.client_status).map_err(|_| resource.client_status)
 }
 
-fn client(client: &ClientConfig, now: SystemTime) -> TreeNode {
+/// Returns the tree of an xDS client.
+pub(super) fn client(client: &ClientConfig, now: SystemTime) -> TreeNode {
     let scope = if client.client_scope.is_empty() { "xDS client" } else { &client.client_scope };
     let mut top = TreeNode::styled(TextStyle::Title, scope);
     if let Some(node) = &client.node {
@@ -159,10 +155,13 @@ impl ResourceTreeBuilder<'_> {
         let error = resource.error_state.as_ref()?;
         let when = words::ago(error.last_update_attempt.as_ref(), self.now);
         let when = when.map(|when| format!(", {when}")).unwrap_or_default();
-        let what = if error.version_info.is_empty() {
-            status(resource).map_or("trouble", |status| status.as_str_name()).to_owned()
-        } else {
-            format!("NACKED version {}", error.version_info)
+        // An absent resource has an error too, and is not rejected.
+        let what = match status(resource) {
+            Ok(ClientResourceStatus::Nacked) if !error.version_info.is_empty() => {
+                format!("NACKED version {}", error.version_info)
+            }
+            Ok(status) => status.as_str_name().to_owned(),
+            Err(number) => format!("error in state {number}"),
         };
         let serving = match (resource.xds_config.is_some(), resource.version_info.as_str()) {
             (true, "") => "still serving the one before".to_owned(),
@@ -312,9 +311,8 @@ mod tests {
     use crate::ui::{ColorMode, TerminalOutput};
 
     fn shown(resources: Vec<GenericXdsConfig>) -> String {
-        let client = ClientConfig { generic_xds_configs: resources, ..ClientConfig::default() };
-        let answer = ClientStatusResponse { config: vec![client] };
-        draw::text(&clients(&answer, SystemTime::now()), &TerminalOutput::new(ColorMode::Never), None)
+        let config = ClientConfig { generic_xds_configs: resources, ..ClientConfig::default() };
+        draw::text(&[client(&config, SystemTime::now())], &TerminalOutput::new(ColorMode::Never), None)
     }
 
     fn resource<M: Name>(name: &str, message: &M) -> GenericXdsConfig {

@@ -1,11 +1,11 @@
 //! `--watch`: repeats the report, in place on a terminal, appended in a pipe.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use tokio::time::sleep;
 
-use super::ask::{self, InspectData, InspectTarget};
-use super::{findings, page};
+use super::ask::InspectData;
+use super::{InspectArgs, fetch, findings, page, process};
 use crate::ends::ShutdownSignals;
 use crate::ui::{self, CliError, CliExit, TerminalOutput, TerminalSize, TextStyle};
 
@@ -21,8 +21,7 @@ const CLEAR_REST: &str = "\x1b[J";
 /// Repeats the report until a signal arrives. If the process stops responding, the report shows that and
 /// polling continues.
 pub(super) async fn watch(
-    peer: &InspectTarget,
-    interval: Duration,
+    args: &InspectArgs,
     first: InspectData,
     terminal: &TerminalOutput,
 ) -> Result<CliExit, CliError> {
@@ -30,62 +29,58 @@ pub(super) async fn watch(
     if !terminal.is_interactive {
         return tokio::select! {
             () = ends.wait() => Ok(CliExit::Success),
-            failure = pipe(peer, interval, first, terminal) => Err(failure),
+            failure = pipe(args, first, terminal) => Err(failure),
         };
     }
     terminal.print_raw(ENTER)?;
     let ended = tokio::select! {
         () = ends.wait() => Ok(CliExit::Success),
-        failure = screen(peer, interval, first, terminal) => Err(failure),
+        failure = screen(args, first, terminal) => Err(failure),
     };
     terminal.print_raw(LEAVE)?;
     ended
 }
 
-async fn pipe(
-    peer: &InspectTarget,
-    interval: Duration,
-    first: InspectData,
-    terminal: &TerminalOutput,
-) -> CliError {
-    let mut block = page(peer, &first, SystemTime::now(), terminal, None);
+async fn pipe(args: &InspectArgs, first: InspectData, terminal: &TerminalOutput) -> CliError {
+    let mut block = page(args, &first, SystemTime::now(), terminal, None);
     loop {
         if let Err(failure) = terminal.print(format!("{block}\n")) {
             return failure;
         }
-        sleep(interval).await;
-        block = match ask::fetch(peer).await {
-            Ok(answers) => page(peer, &answers, SystemTime::now(), terminal, None),
+        sleep(args.interval).await;
+        block = match fetch(args).await {
+            Ok(answers) => page(args, &answers, SystemTime::now(), terminal, None),
             Err(failure) => format!("{}\n", failure.text),
         };
     }
 }
 
-async fn screen(
-    peer: &InspectTarget,
-    interval: Duration,
-    first: InspectData,
-    terminal: &TerminalOutput,
-) -> CliError {
+async fn screen(args: &InspectArgs, first: InspectData, terminal: &TerminalOutput) -> CliError {
     let mut answers = first;
     let mut trouble: Option<String> = None;
     loop {
         let size = ui::size();
-        let text = page(peer, &answers, SystemTime::now(), terminal, Some(size.columns));
+        let text = page(args, &answers, SystemTime::now(), terminal, Some(size.columns));
         let head = match &trouble {
             Some(trouble) => {
                 let trouble = trouble.lines().next().unwrap_or_default();
                 terminal.paint(TextStyle::Bad, format!("last seen state: {}", ui::safe(trouble))).to_string()
             }
-            None if findings(&answers) => terminal.paint(TextStyle::Bad, "problems found").to_string(),
-            None => terminal.paint(TextStyle::Good, "fine").to_string(),
+            None => match answers.state.as_ref().and_then(|state| state.verdict.as_ref()) {
+                Some(verdict) => terminal
+                    .paint(process::level_style(verdict.level), ui::safe(&verdict.headline))
+                    .to_string(),
+                None if findings(&answers) => terminal.paint(TextStyle::Bad, "problems found").to_string(),
+                None => terminal.paint(TextStyle::Good, "no problem").to_string(),
+            },
         };
-        let foot = terminal.paint(TextStyle::Faint, format!("every {interval:?}, Ctrl-C ends")).to_string();
+        let foot =
+            terminal.paint(TextStyle::Faint, format!("every {:?}, Ctrl-C ends", args.interval)).to_string();
         if let Err(failure) = terminal.print_raw(frame(&text, &head, &foot, size)) {
             return failure;
         }
-        sleep(interval).await;
-        match ask::fetch(peer).await {
+        sleep(args.interval).await;
+        match fetch(args).await {
             Ok(found) => (answers, trouble) = (found, None),
             Err(failure) => trouble = Some(failure.text),
         }

@@ -292,12 +292,16 @@ pub(super) fn ago(at: Option<&Timestamp>, now: SystemTime) -> Option<String> {
     let since = Duration::new(u64::try_from(at.seconds).ok()?, u32::try_from(at.nanos).unwrap_or_default());
     let then = UNIX_EPOCH.checked_add(since)?;
     // The peer's clock may be ahead.
-    let seconds = now.duration_since(then).unwrap_or_default().as_secs();
-    Some(match seconds {
+    Some(age(now.duration_since(then).unwrap_or_default().as_secs()))
+}
+
+/// Formats an age in seconds.
+pub(super) fn age(seconds: u64) -> String {
+    match seconds {
         0 => "just now".to_owned(),
         1..=119 => format!("{seconds} s ago"),
         120..=7199 => format!("{} min ago", seconds / 60),
         7200..=172_799 => format!("{} h ago", seconds / 3600),
         _ => format!("{} days ago", seconds / 86400),
-    })
+    }
 }

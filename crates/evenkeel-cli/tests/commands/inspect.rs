@@ -311,6 +311,7 @@ async fn an_evenkeel_process() {
     assert!(shown.contains("round_robin"), "{shown}");
     assert!(shown.contains("endpoint"), "{shown}");
     assert!(shown.contains("xds:///admin-orders node node-7"), "CSDS is requested too:\n{shown}");
+    assert!(shown.contains("1 of 2 endpoints down: "), "the verdict of the page:\n{shown}");
     inspect_at(admin.address()).await.ends_with(1);
     let json = inspect(vec![admin.address().to_string(), "--json".to_owned()]).await.json();
     assert_eq!(json["state"]["title"], "orders-7");
@@ -335,16 +336,108 @@ async fn a_state_without_csds() {
     let shown = inspect_at(peer_that_says(answer.into_bytes()).await).await.ends_with(0).stdout;
     let expected = "\
 stand-in evenkeel 9.9.9, process 7
+On an even keel: Every endpoint gets the share it should, within rounding. The busiest, 10.0.0.2:80, is at 50%.
 hint: look here
 
 channel dns:///orders:80 READY 1,234 calls/s, p99 3.5 ms
 └─ round_robin READY
-  endpoint     state  weight   want    got  picks  busy
-  10.0.0.1:80  READY     2.5  75.0%  75.0%     10   50%
-  10.0.0.2:80  READY     2.5  25.0%  25.0%     10   50%
+  endpoint     state  weight   want    got  picks  busy  p99 ms
+  10.0.0.1:80  READY     2.5  75.0%  75.0%     10   50%     3.5
+  10.0.0.2:80  READY     2.5  25.0%  25.0%     10   50%     3.5
     unused: ejected
 ";
     assert_eq!(shown, expected);
+}
+
+/// Returns a state with a good channel and one in which 7 % of calls fail.
+fn failing_state() -> Value {
+    let mut bad = traffic(100.0);
+    bad["failures"] = json!(7.0);
+    bad["recent_calls"] = json!(6000);
+    bad["recent_failures"] = json!([
+        { "code": "RESOURCE_EXHAUSTED", "cause": "server", "count": 400 },
+        { "code": "UNAVAILABLE", "cause": "no_route", "count": 20 },
+    ]);
+    let error = json!({
+        "at": 0, "code": "RESOURCE_EXHAUSTED", "cause": "server", "text": "the quota\u{1b}[2J of \"acme\" is used up",
+    });
+    let mut endpoints = [endpoint("10.0.0.1:80", 0.5, None), endpoint("10.0.0.2:80", 0.5, None)];
+    endpoints[1]["name"] = json!("orders-2");
+    endpoints[1]["traffic"] = bad.clone();
+    endpoints[1]["traffic"]["recent_failures"] =
+        json!([{ "code": "RESOURCE_EXHAUSTED", "cause": "server", "count": 400 }]);
+    endpoints[1]["traffic"]["last_error"] = error.clone();
+    bad["last_error"] = error;
+    let channel = |id: u64, target: &str, traffic: Value, endpoints: Value| {
+        json!({
+            "id": id, "target": target, "state": "READY", "traffic": traffic, "endpoints": endpoints,
+            "tree": { "policy": "round_robin", "state": "READY", "details": {} },
+        })
+    };
+    let good = json!([endpoint("10.0.1.1:80", 1.0, None)]);
+    json!({
+        "title": "stand-in", "version": "9.9.9", "pid": 7, "since": 0, "at": 0, "xds": [], "events": [],
+        "hints": [],
+        "channels": [
+            channel(1, "xds:///users", traffic(50.0), good),
+            channel(2, "xds:///orders", bad, json!(endpoints)),
+        ],
+    })
+}
+
+async fn serve_state(state: &Value) -> SocketAddr {
+    let body = state.to_string();
+    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    peer_that_says(answer.into_bytes()).await
+}
+
+/// Failing calls are the verdict, with exit code 1, codes, causes and the last error.
+#[tokio::test(flavor = "multi_thread")]
+async fn failing_calls_are_findings() {
+    let address = serve_state(&failing_state()).await;
+    let shown = inspect_at(address).await.ends_with(1).stdout;
+    assert!(!shown.contains('\u{1b}'), "{shown}");
+    for line in [
+        "Calls fail: xds:///orders: 7.0% of calls fail. In the last minute: 400 × the server returned \
+         RESOURCE_EXHAUSTED, all on orders-2. 20 × no route matched the call (UNAVAILABLE).",
+        "├─ On an even keel: Every endpoint gets the share it should, within rounding.",
+        "├─ failed of 6,000 in the last minute: 400 × RESOURCE_EXHAUSTED (returned by the server), \
+         20 × UNAVAILABLE (no route)",
+        "10.0.0.2:80  orders-2  READY",
+        "    failed of 6,000 in the last minute: 400 × RESOURCE_EXHAUSTED (returned by the server)",
+        "ago: RESOURCE_EXHAUSTED: the quota\\u{1b}[2J of \"acme\" is used up",
+    ] {
+        assert!(shown.contains(line), "{line} in:\n{shown}");
+    }
+    let json = inspect(vec![address.to_string(), "--json".to_owned()]).await.ends_with(1).json();
+    assert_eq!(json["state"]["verdict"]["level"], "bad");
+    assert_eq!(json["state"]["channels"][1]["verdict"]["causes"][1]["kind"], "no_route");
+}
+
+/// `--channel` and `--only` select a part of the report, and the exit code is that of the part.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_the_report() {
+    let address = serve_state(&failing_state()).await.to_string();
+    let with = async |args: &[&str]| {
+        let args = args.iter().map(|arg| (*arg).to_owned());
+        inspect([address.clone()].into_iter().chain(args).collect()).await
+    };
+    for name in ["users", "xds:///users"] {
+        let shown = with(&["--channel", name]).await.ends_with(0).stdout;
+        assert!(shown.contains("channel xds:///users") && !shown.contains("orders"), "{shown}");
+    }
+    let shown = with(&["--channel", "orders"]).await.ends_with(1).stdout;
+    assert!(shown.contains("Calls fail: 7.0% of calls fail.") && !shown.contains("users"), "{shown}");
+
+    let shown = with(&["--only", "failing"]).await.ends_with(1).stdout;
+    assert!(shown.contains("10.0.0.2:80") && !shown.contains("10.0.0.1:80"), "{shown}");
+    assert!(!shown.contains("channel xds:///users"), "{shown}");
+    let shown = with(&["--only", "failing", "--channel", "users"]).await.ends_with(0).stdout;
+    assert!(shown.contains("On an even keel") && shown.contains("nothing fails"), "{shown}");
+
+    let stderr = with(&["--channel", "order"]).await.ends_with(2).stderr;
+    let expected = "no channel \"order\" in the process; its channels: xds:///users, xds:///orders";
+    assert!(stderr.contains(expected), "{stderr}");
 }
 
 fn traffic(rate: f64) -> Value {
