@@ -142,28 +142,42 @@ fn channel(
 }
 
 /// Returns the node of a policy and its descendants. The JSON parser limits the depth of the recursion.
-fn policy(child: Option<&str>, tree: &Description) -> TreeNode {
+fn policy(child: Option<String>, tree: &Description) -> TreeNode {
     let policy = tree.policy.strip_suffix("_experimental").unwrap_or(&tree.policy);
-    let mut branch = match child.map(label).filter(|label| !policy.contains(label.as_str())) {
+    let mut branch = match child.filter(|label| !policy.contains(label.as_str())) {
         Some(label) => TreeNode::new(format!("{label}:")).with(TextStyle::Title, policy),
         None => TreeNode::styled(TextStyle::Title, policy),
     };
     if let Some(state) = tree.state {
         branch = branch.with(style(state), name(state));
     }
-    let details = tree.details.iter().filter_map(|(name, value)| Some(format!("{name} {}", detail(value)?)));
+    let details = tree.details.iter().filter_map(|(name, value)| {
+        let rank = value.as_str().filter(|_| name == "chosen").and_then(|child| priority(tree, child));
+        match rank {
+            Some(0) => Some("uses priority 0".to_owned()),
+            Some(rank) => Some(format!("failover to priority {rank}")),
+            None => Some(format!("{name} {}", detail(value)?)),
+        }
+    });
     branch = branch.with(TextStyle::Faint, details.collect::<Vec<_>>().join(", "));
     for warning in &tree.warnings {
         branch.push(TreeNode::styled(TextStyle::Warn, warning));
     }
     for (name, below) in &tree.children {
-        branch.push(self::policy(Some(name), below));
+        let label = priority(tree, name).map_or_else(|| label(name), |rank| format!("priority {rank}"));
+        branch.push(self::policy(Some(label), below));
     }
     match tree.endpoints.len() {
         0 => branch,
         1 => branch.with(TextStyle::Faint, "1 endpoint"),
         count => branch.with(TextStyle::Faint, format!("{count} endpoints")),
     }
+}
+
+/// Returns the priority of a child of a priority policy. The child's name counts generations, not priorities.
+fn priority(tree: &Description, child: &str) -> Option<usize> {
+    let priorities = tree.details.get("priorities").filter(|_| tree.policy == "priority_experimental")?;
+    priorities.as_array()?.iter().position(|name| name.as_str() == Some(child))
 }
 
 /// Returns a short label for a child: empty if its position identifies it, the parts of a locality otherwise.

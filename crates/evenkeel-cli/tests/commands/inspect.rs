@@ -385,6 +385,31 @@ fn failing_state() -> Value {
     })
 }
 
+/// A failover is named by its priority. The names of the children count generations.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_is_named() {
+    let mut state = failing_state();
+    state["channels"].as_array_mut().expect("a list").truncate(1);
+    let leaf = |state: &str| json!({ "policy": "round_robin", "state": state, "details": {} });
+    state["channels"][0]["tree"] = json!({
+        "policy": "priority_experimental", "state": "READY",
+        "details": {
+            "cluster": "pay", "priorities": ["pay/priority-4", "pay/priority-2"], "chosen": "pay/priority-2",
+        },
+        "children": [["pay/priority-4", leaf("TRANSIENT_FAILURE")], ["pay/priority-2", leaf("READY")]],
+    });
+    let shown = inspect_at(serve_state(&state).await).await.ends_with(1).stdout;
+    for line in [
+        "Failover to priority 1: Cluster \"pay\" has failed over to priority 1: priority 0 is not available.",
+        "failover to priority 1",
+        "├─ priority 0: round_robin TRANSIENT_FAILURE",
+        "└─ priority 1: round_robin READY",
+    ] {
+        assert!(shown.contains(line), "{line} in:\n{shown}");
+    }
+    assert!(!shown.contains("priority-"), "{shown}");
+}
+
 async fn serve_state(state: &Value) -> SocketAddr {
     let body = state.to_string();
     let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
