@@ -450,13 +450,10 @@ fn unreachable(endpoints: &[EndpointInfo]) -> Option<VerdictFinding> {
         endpoints.iter().filter(|endpoint| endpoint.state == ConnectivityState::TransientFailure).collect();
     let first = down.first()?;
     let is_all = down.len() == endpoints.len();
-    let why = match (&down[..], &first.unused) {
-        ([_], Some(why)) => {
-            let why = why.replace(&format!("connecting to {}: ", first.address), "");
-            format!(": {}", why.split(';').next().unwrap_or_default())
-        }
-        _ => String::new(),
-    };
+    // The same reason for all endpoints is named once.
+    let reason = first.reason();
+    let is_same = !reason.is_empty() && down.iter().all(|endpoint| endpoint.reason() == reason);
+    let why = if is_same { format!(": {reason}") } else { String::new() };
     let gets = if down.len() > 1 { "get" } else { "gets" };
     let rest = if is_all { "" } else { " The others get the calls." };
     let text = format!("{} {gets} no calls{why}.{rest}", labels(&down));
@@ -575,6 +572,13 @@ fn good(endpoints: &[EndpointInfo]) -> HealthVerdict {
 }
 
 impl EndpointInfo {
+    /// Returns the reason why the endpoint gets no calls, without its address and the time of the next attempt.
+    fn reason(&self) -> String {
+        let why = self.unused.as_deref().unwrap_or_default();
+        let why = why.split(';').next().unwrap_or_default();
+        why.replace(&format!("connecting to {}: ", self.address), "")
+    }
+
     /// Returns the hostname, or the address without one.
     pub(super) fn label(&self) -> &str {
         self.name.as_deref().filter(|name| !name.is_empty()).unwrap_or(&self.address)

@@ -229,6 +229,103 @@ async fn a_thousand_endpoints_stay_usable() {
     page.screenshot(picture("thousand")).await;
 }
 
+/// Among 1,000 endpoints, those that are down for one reason share a row, and the charts stay in reach.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn equal_failures_share_a_row() {
+    let Some(browser) = Browser::start().await else { return };
+    let of = |index: u64| {
+        let address = format!("10.0.{}.{}:50051", index / 250, index % 250);
+        let mut endpoint = endpoint("", &address, 50.0, 0.001, 0.5);
+        if index.is_multiple_of(4) {
+            endpoint["state"] = json!("TRANSIENT_FAILURE");
+            let wait = index % 7;
+            let why = format!(
+                "connecting to {address}: connection refused (os error 111); next attempt in {wait}s"
+            );
+            endpoint["unused"] = json!(why);
+        }
+        endpoint
+    };
+    let mut endpoints: Vec<Value> = (0..1000).map(of).collect();
+    endpoints[4]["unused"] = json!("certificate expired");
+    let script = Script::start(state(1, &[channel(1, "xds:///orders", &endpoints)])).await;
+    let page = open(&browser, script.url(), 1280, 1000, Theme::Light).await;
+    let folds = "[...document.querySelectorAll('[data-fold] th')].map((row) => row.innerText)";
+    assert_eq!(
+        page.eval::<Vec<String>>(folds).await,
+        [" 249 endpoints failing connection refused (os error 111)"]
+    );
+    assert_eq!(text(&page, "#headline").await, "250 of 1,000 endpoints down");
+    let rows = "document.querySelectorAll('[data-endpoint]').length";
+    assert_eq!(page.eval::<u32>(rows).await, 39);
+    let bottom = "document.querySelector('#charts').getBoundingClientRect().top";
+    assert!(page.eval::<f64>(bottom).await < 1000.0, "the charts are below the first screen");
+    page.screenshot(picture("folded")).await;
+    page.eval::<()>("void document.querySelector('[data-fold] button').click()").await;
+    let down = "[...document.querySelectorAll('[data-state=TRANSIENT_FAILURE]')].length";
+    assert_eq!(page.eval::<u32>(down).await, 39, "the members follow their row");
+    assert_eq!(text(&page, "[data-fold] button").await, "Fold");
+    assert_eq!(page.problems(), [""; 0]);
+}
+
+/// A link holds the channel, the filter and the order of the table. The state can be copied as JSON.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_view_has_a_link() {
+    let Some(browser) = Browser::start().await else { return };
+    let many: Vec<Value> = (0..20).map(|i| endpoint("", &format!("10.0.0.{i}:1"), 50.0, 0.05, 0.5)).collect();
+    let both = state(0, &[channel(1, "xds:///orders", &fleet()), channel(2, "xds:///users", &many)]);
+    let script = Script::start(both.clone()).await;
+    let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
+    page.eval::<()>("void document.querySelector('[data-channel=\"2\"]').click()").await;
+    page.eval::<()>("void document.querySelector('[data-sort=name]').click()").await;
+    page.eval::<()>("void (document.querySelector('#filter').value = '0.0.1', document.querySelector('#filter').dispatchEvent(new Event('input')))").await;
+    let link: String = page.eval("location.href").await;
+    assert!(link.ends_with("#channel=xds%3A%2F%2F%2Fusers&find=0.0.1&sort=name"), "{link}");
+
+    let page = open(&browser, &link, 1280, 800, Theme::Light).await;
+    assert_eq!(text(&page, "#target").await, "xds:///users");
+    let rows = "document.querySelectorAll('[data-endpoint]').length";
+    assert_eq!(page.eval::<u32>(rows).await, 11);
+    let sorted = "document.querySelector('[data-sort=name]').parentElement.getAttribute('aria-sort')";
+    assert_eq!(page.eval::<String>(sorted).await, "ascending");
+
+    page.eval::<()>("void (navigator.clipboard.writeText = async (text) => { window.copied = text; })").await;
+    page.eval::<()>("void document.querySelector('#copy').click()").await;
+    page.wait_for("document.querySelector('#copy').textContent === 'Copied'").await;
+    let copied: String = page.eval("window.copied").await;
+    let copied: Value = serde_json::from_str(&copied).expect("JSON");
+    assert_eq!(copied["channels"][1]["target"], "xds:///users");
+    assert_eq!(page.problems(), [""; 0]);
+}
+
+/// A lower priority in use is named by its number. The name of the child counts generations.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_is_named() {
+    let Some(browser) = Browser::start().await else { return };
+    let mut orders = channel(1, "xds:///orders", &fleet());
+    let priority = &mut orders["tree"]["children"][0][1]["children"][0][1];
+    priority["details"] =
+        json!({ "priorities": ["orders/priority-7", "orders/priority-3"], "chosen": "orders/priority-3" });
+    let child = priority["children"][0][1].clone();
+    priority["children"] = json!([
+        ["orders/priority-7", { "policy": "round_robin", "state": "TRANSIENT_FAILURE", "details": {} }],
+        ["orders/priority-3", child],
+    ]);
+    let script = Script::start(state(1, &[orders])).await;
+    let page = open(&browser, script.url(), 1280, 800, Theme::Dark).await;
+    assert_eq!(text(&page, "#headline").await, "Failover to priority 1");
+    let because = text(&page, "#because").await;
+    assert_eq!(because, "Cluster \"orders\" has failed over to priority 1: priority 0 is not available.");
+    assert_eq!(text(&page, "[data-policy=priority_experimental] .sum").await, "failover to priority 1");
+    let edges: Vec<String> =
+        page.eval("[...document.querySelectorAll('#tree .edge')].map((edge) => edge.textContent)").await;
+    assert!(
+        edges.contains(&"priority 0".to_owned()) && edges.contains(&"priority 1".to_owned()),
+        "{edges:?}"
+    );
+    assert!(edges.iter().all(|edge| !edge.contains("priority-")), "{edges:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_server_is_reported_until_it_returns() {
     let Some(browser) = Browser::start().await else { return };

@@ -20,12 +20,15 @@ const WAITS = [500, 1000, 2000, 4000];
 const THEMES = ['auto', 'light', 'dark'];
 
 const charts = new Charts();
-const table = new EndpointTable((address) => charts.highlight(address));
+const table = new EndpointTable((address) => charts.highlight(address), keepView);
 const tree = new PolicyTree();
 const strip = new ChannelStrip((id) => {
   choose(id);
   show();
+  keepView();
 });
+/** Channel, filter and order of the link that opened the page. */
+let linked = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 const histories = new Map();
 
 let chosen = null;
@@ -96,9 +99,15 @@ function show() {
   frame = null;
   const begun = performance.now();
   showProcess();
-  // The page opens on the channel with the worst verdict.
-  const channel = state.channels.find(({ id }) => id === chosen) ?? worstFirst(state.channels)[0];
+  // The page opens on the channel of its link, else on the one with the worst verdict.
+  const channel = state.channels.find(({ id }) => id === chosen)
+    ?? state.channels.find(({ target }) => target === linked?.channel)
+    ?? worstFirst(state.channels)[0];
   if (channel && channel.id !== chosen) choose(channel.id);
+  if (channel && linked) {
+    table.restore(linked);
+    linked = null;
+  }
   const marks = state.events.filter(({ level }) => level === 'mark').map(({ at, number, text }, index) => ({ at, event: number, text, number: index + 1 }));
   showEvents(state.events, marks);
   showHints(state.hints);
@@ -117,6 +126,31 @@ function choose(id) {
   table.clear();
   charts.clear();
   tree.clear();
+}
+
+/** The address of the page is a link to this view. */
+function keepView() {
+  const { find, sort } = table.view();
+  const channel = state?.channels.length > 1 ? state.channels.find(({ id }) => id === chosen)?.target : null;
+  const entries = Object.entries({ channel, find, sort }).filter(([, value]) => value);
+  history.replaceState(null, '', `${location.pathname}${entries.length ? `#${new URLSearchParams(entries)}` : ''}`);
+}
+
+async function copyState() {
+  const text = JSON.stringify(state, null, 2);
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Browsers have no clipboard API on plain HTTP, except on loopback.
+    const area = document.createElement('textarea');
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand('copy');
+    area.remove();
+  }
+  put($('copy'), 'Copied');
+  setTimeout(() => put($('copy'), 'Copy JSON'), 2000);
 }
 
 function showProcess() {
@@ -208,6 +242,7 @@ $('theme').addEventListener('click', () => {
   }
 });
 $('retry').addEventListener('click', listen);
+$('copy').addEventListener('click', copyState);
 setInterval(() => {
   if (document.body.dataset.connected !== 'true') showConnection();
 }, 1000);

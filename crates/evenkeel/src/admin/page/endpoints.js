@@ -11,6 +11,8 @@ import { failuresOf } from './failures.js';
 
 /** So many rows stand before someone asks for all. */
 const FEW = 40;
+/** Number of endpoints with the same failure from which one row stands for them. */
+const FOLD = 4;
 /** An order by a moving value is refreshed every so many looks. */
 const REORDER = 3;
 
@@ -36,8 +38,11 @@ const ORDERS = {
 };
 
 export class EndpointTable {
-  /** `highlight(address)` is told which endpoint the reader points at. */
-  constructor(highlight) {
+  /** `highlight(address)` receives the endpoint under the pointer; `changed()` is called after a choice of the reader. */
+  constructor(highlight, changed) {
+    this.changed = changed;
+    this.folds = new Map();
+    this.open = new Set();
     this.body = $('endpoints');
     this.rows = new Map();
     this.groups = new Map();
@@ -52,7 +57,10 @@ export class EndpointTable {
       button.addEventListener('click', () => this.sortBy(button.dataset.sort));
     }
     $('sort').addEventListener('change', (event) => this.sortBy(event.target.value, false));
-    $('filter').addEventListener('input', () => this.redraw());
+    $('filter').addEventListener('input', () => {
+      this.redraw();
+      changed();
+    });
     $('all').addEventListener('click', () => {
       this.isAll = !this.isAll;
       this.redraw();
@@ -78,6 +86,8 @@ export class EndpointTable {
     this.sight.disconnect();
     this.rows.clear();
     this.groups.clear();
+    this.folds.clear();
+    this.open.clear();
     this.order = null;
     this.body.replaceChildren();
     this.isAll = false;
@@ -89,6 +99,20 @@ export class EndpointTable {
     this.isReversed = canReverse && order !== '' && this.sort === order && !this.isReversed;
     this.sort = order;
     this.redraw();
+    this.changed();
+  }
+
+  /** The choices of the reader, for a link to this view. */
+  view() {
+    return { find: $('filter').value.trim(), sort: this.chosen ? this.sort : '' };
+  }
+
+  /** Takes the choices from a link. */
+  restore({ find, sort }) {
+    if (find) $('filter').value = find;
+    if (!(sort in ORDERS)) return;
+    this.chosen = true;
+    this.sort = sort;
   }
 
   redraw() {
@@ -105,7 +129,8 @@ export class EndpointTable {
     hide($('find'), endpoints.length <= 12);
     const byKey = new Map(endpoints.map((endpoint) => [endpoint.key, endpoint]));
     const keys = this.arranged(endpoints, byKey);
-    const shown = this.isAll ? keys : keys.slice(0, FEW);
+    const lines = this.folded(keys, byKey);
+    const shown = this.isAll ? lines : lines.slice(0, FEW);
     const scale = Math.max(...endpoints.map((e) => Math.max(e.got ?? 0, e.want ?? 0)), 1e-9);
     for (const [key, row] of this.rows) {
       if (byKey.has(key)) continue;
@@ -113,6 +138,7 @@ export class EndpointTable {
       this.rows.delete(key);
     }
     const rows = shown.map((key) => {
+      if (this.folds.has(key)) return this.foldRow(key);
       const endpoint = byKey.get(key);
       const row = this.rows.get(key) ?? this.makeRow(endpoint);
       row.fill = () => fill(row, endpoint, scale, now, placeOf(endpoint.address));
@@ -124,9 +150,64 @@ export class EndpointTable {
     mark(this.body, 'data-many', rows.length > 24 ? '' : null);
     mark(this.body, 'data-scroll', rows.length > 24 ? '' : null);
     mark(this.body, 'tabindex', rows.length > 24 ? '0' : null);
-    this.showHeads(keys.length, shown.length);
+    this.showHeads(lines.length, shown.length);
     put($('nothing'), endpoints.length ? 'No endpoint matches.' : 'No endpoints yet.');
     hide($('nothing'), shown.length > 0);
+  }
+
+  /** The keys, with one line in place of many endpoints that are down for the same reason. */
+  folded(keys, byKey) {
+    const members = new Map();
+    if (!$('filter').value.trim()) {
+      for (const key of keys) {
+        const endpoint = byKey.get(key);
+        if (!isDown(endpoint)) continue;
+        const name = foldOf(endpoint);
+        if (!members.has(name)) members.set(name, []);
+        members.get(name).push(endpoint);
+      }
+    }
+    const before = this.folds;
+    this.folds = new Map();
+    return keys.flatMap((key) => {
+      const endpoint = byKey.get(key);
+      const name = isDown(endpoint) ? foldOf(endpoint) : null;
+      const all = members.get(name) ?? [];
+      if (all.length < FOLD) return [key];
+      const isFirst = !this.folds.has(name);
+      if (isFirst) this.folds.set(name, { row: before.get(name)?.row, members: all });
+      const own = this.open.has(name) ? [key] : [];
+      return isFirst ? [name, ...own] : own;
+    });
+  }
+
+  foldRow(name) {
+    const fold = this.folds.get(name);
+    if (!fold.row) {
+      fold.row = document.createElement('tr');
+      fold.row.className = 'fold';
+      fold.row.setAttribute('role', 'row');
+      fold.row.dataset.fold = '';
+      fold.row.group = groupOf(fold.members[0]);
+      const [head, cell, button] = ['th', 'td', 'button'].map((kind) => document.createElement(kind));
+      head.setAttribute('role', 'rowheader');
+      cell.setAttribute('role', 'cell');
+      const icon = $('live').firstElementChild.cloneNode(true);
+      shape(icon, 'bad');
+      head.append(icon, ' ', document.createElement('b'), ' ', document.createElement('span'));
+      button.type = 'button';
+      button.addEventListener('click', () => {
+        if (!this.open.delete(name)) this.open.add(name);
+        this.redraw();
+      });
+      cell.append(button);
+      fold.row.append(head, cell);
+    }
+    const { row, members } = fold;
+    put(row.querySelector('b'), `${members.length.toLocaleString('en-US')} endpoints failing`);
+    put(row.querySelector('span'), reasonOf(members[0]));
+    put(row.querySelector('button'), this.open.has(name) ? 'Fold' : 'Show');
+    return row;
   }
 
   /** The keys in the reader's order. */
@@ -224,6 +305,10 @@ export class EndpointTable {
     put($('all'), this.isAll ? `Show the first ${FEW}` : `Show all ${total.toLocaleString('en-US')}`);
   }
 }
+
+/** The reason of a failure, without the time of the next attempt. */
+const reasonOf = (endpoint) => whyOf(endpoint).split(';')[0].replaceAll(endpoint.address, 'the endpoint') || 'no reason known';
+const foldOf = (endpoint) => `fold\n${groupOf(endpoint)}\n${reasonOf(endpoint)}`;
 
 function groupOf(endpoint) {
   const parts = [];

@@ -31,14 +31,14 @@ export class PolicyTree {
     const before = this.nodes;
     this.nodes = new Map();
     this.before = before;
-    arrange(this.root, tree ? [this.node('', '', tree, 1, true)] : []);
+    arrange(this.root, tree ? [this.node('', '', '', tree, 1, true)] : []);
     if (![...this.nodes.values()].some((item) => item.tabIndex === 0)) {
       const first = this.root.firstElementChild;
       if (first) first.tabIndex = 0;
     }
   }
 
-  node(path, name, policy, level, isUsed) {
+  node(path, name, edge, policy, level, isUsed) {
     const key = `${path}/${name}:${policy.policy}`;
     const item = this.before.get(key) ?? made(key);
     this.nodes.set(key, item);
@@ -50,10 +50,10 @@ export class PolicyTree {
     mark(item, 'data-policy', policy.policy);
     shape(item.parts.shape, policy.state ? state.shape : 'none');
     put(item.parts.policy, policy.policy);
-    // A child that is called as its own policy says nothing.
-    put(item.parts.edge, name && !policy.policy.includes(name) ? locality(name) : '');
+    // A child with the name of its own policy needs no label.
+    put(item.parts.edge, edge && !policy.policy.includes(edge) ? locality(edge) : '');
     put(item.parts.sum, summary(policy));
-    mark(item, 'aria-label', [policy.policy, locality(name), state.word, isUsed ? 'in use' : 'not in use', summary(policy)].filter(Boolean).join(', '));
+    mark(item, 'aria-label', [policy.policy, locality(edge), state.word, isUsed ? 'in use' : 'not in use', summary(policy)].filter(Boolean).join(', '));
     if (item === this.chosen) showDetails(item);
     const warnings = policy.warnings ?? [];
     hide(item.parts.warnings, warnings.length === 0);
@@ -72,7 +72,7 @@ export class PolicyTree {
     mark(item.parts.group, 'data-branches', children.length > 1 ? '' : null);
     const used = children.map(([child, below]) => isUsed && uses(policy, child, below));
     arrange(item.parts.group, children.map(([child, below], at) => {
-      const node = this.node(key, child, below, level + 1, used[at]);
+      const node = this.node(key, child, priorityOf(policy, child) ?? child, below, level + 1, used[at]);
       // The trunk that it draws leads on to later ones that are used.
       mark(node, 'data-on', used.includes(true, at + 1) ? '' : null);
       return node;
@@ -133,10 +133,20 @@ function uses(policy, name, child) {
   return child.state === policy.state;
 }
 
-/** What one wants to know of a policy without asking. */
-function summary({ policy, details, endpoints = [] }) {
+/** `priority N` for a child of a priority policy. Its own name counts generations, not priorities. */
+function priorityOf({ policy, details }, name) {
+  const rank = policy.startsWith('priority') ? (details.priorities ?? []).indexOf(name) : -1;
+  return rank < 0 ? null : `priority ${rank}`;
+}
+
+/** The most important details in one line. */
+function summary(described) {
+  const { policy, details, endpoints = [] } = described;
   const parts = [];
-  if (details.chosen) parts.push(`uses ${details.chosen}`);
+  if (details.chosen) {
+    const chosen = priorityOf(described, details.chosen) ?? details.chosen;
+    parts.push(/^priority [1-9]/.test(chosen) ? `failover to ${chosen}` : `uses ${chosen}`);
+  }
   if (details.cluster && policy.startsWith('cds')) parts.push(details.cluster);
   if (details.inFlight != null && details.maxConcurrentRequests != null) parts.push(`${details.inFlight} of at most ${details.maxConcurrentRequests} in flight`);
   if (details.circuitBreakerDrops) parts.push(`${details.circuitBreakerDrops} shed`);
