@@ -1,5 +1,8 @@
 //! Descriptors of every message and service, for protobuf JSON and server reflection.
 
+mod json;
+
+pub use json::message_json;
 /// Library that defines the descriptor types.
 pub use prost_reflect;
 use prost_reflect::DescriptorPool;
