@@ -18,6 +18,7 @@
 //! | `/api/state` | a [`AdminState`] as JSON |
 //! | `/api/events` | each new [`AdminState`], as server-sent events |
 //! | `/api/history` | a list of [`ChannelHistory`], one for each channel, as JSON |
+//! | `/api/resources` | every resource of the xDS clients: the response of CSDS, in protobuf's JSON mapping |
 //! | gRPC `ClientStatusDiscoveryService` | status of the xDS clients, as by [`Csds`](crate::csds::Csds) |
 //!
 //! The server has limits: 64 connections, 64 event streams, 30 s for a request head and for a peer that does

@@ -15,6 +15,8 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, get, on_service};
 use bytes::Bytes;
+use evenkeel_proto::descriptors;
+use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
 use http::header::{
     CACHE_CONTROL, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName, ORIGIN,
     REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
@@ -63,6 +65,7 @@ pub(super) fn router(router_state: RouterState, names: AllowedHosts) -> Router {
     page.route("/api/state", get(state))
         .route("/api/history", get(history))
         .route("/api/events", get(events))
+        .route("/api/resources", get(resources))
         .with_state(router_state)
         .route(
             "/envoy.service.status.v3.ClientStatusDiscoveryService/{method}",
@@ -84,6 +87,17 @@ async fn state(Extracted(router_state): Extracted<RouterState>) -> Response {
 
 async fn history(Extracted(router_state): Extracted<RouterState>) -> Response {
     typed(JSON, router_state.latest.borrow().history.clone())
+}
+
+/// Returns the resources of all xDS clients: the response of CSDS in protobuf's JSON mapping.
+async fn resources() -> Response {
+    match Csds::new().handle_request(ClientStatusRequest::default()).await {
+        Ok(status) => {
+            let json = descriptors::message_json(&status, &descriptors::pool());
+            typed(JSON, Bytes::from(json.to_string()))
+        }
+        Err(status) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{}\n", status.message())).into_response(),
+    }
 }
 
 /// Streams every state, starting with the current one. A slow reader skips states and gets the latest.

@@ -43,6 +43,12 @@ async fn the_page_follows_the_process() {
     page.wait_for("document.querySelector('#headline').textContent === 'On an even keel'").await;
     assert_eq!(page.eval::<Vec<String>>(DIFFERENCES).await, [""; 0], "the page and /api/state");
 
+    page.wait_for("!document.querySelector('#routes').hidden").await;
+    let route = "document.querySelector('#route-list tr').innerText.replaceAll(/\\s+/g, ' ').trim()";
+    assert_eq!(page.eval::<String>(route).await, "orders: * all calls orders");
+    page.eval::<()>("void document.querySelector('[data-kind=Cluster] .name button').click()").await;
+    assert!(text(&page, "[data-kind=Cluster] .raw").await.contains("\"edsClusterConfig\""));
+
     watch.mark("the weights change");
     set_weights(&control, &backends, [1, 1]);
     wait_for_shares(&page, &backends, [0.5, 0.5]).await;

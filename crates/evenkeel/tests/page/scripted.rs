@@ -26,6 +26,7 @@ pub(crate) struct Script {
 struct ScriptedState {
     state: String,
     history: String,
+    resources: String,
     /// True if requests for the history are delayed.
     is_slow: bool,
     is_gone: bool,
@@ -38,6 +39,7 @@ impl Script {
         let url = format!("http://{}/", listener.local_addr().expect("an address"));
         let said = Arc::new(watch::Sender::new(ScriptedState {
             history: "[]".to_owned(),
+            resources: "{}".to_owned(),
             ..ScriptedState::default()
         }));
         let script = Script { url, said: Arc::clone(&said) };
@@ -68,6 +70,11 @@ impl Script {
         self.said.send_modify(|said| said.history = serde_json::to_string(&history).expect("JSON"));
     }
 
+    /// Replaces the resources of `/api/resources`.
+    pub(crate) fn provide(&self, resources: &Value) {
+        self.said.send_modify(|said| said.resources = resources.to_string());
+    }
+
     /// Delays responses for the history, or releases them.
     pub(crate) fn be_slow(&self, is_slow: bool) {
         self.said.send_modify(|said| said.is_slow = is_slow);
@@ -92,6 +99,7 @@ async fn answer(mut stream: TcpStream, mut said: watch::Receiver<ScriptedState>)
     let (status, kind, body) = match path {
         "/api/events" => return tell(writer, said).await,
         "/api/state" => ("200 OK", "application/json", now.state),
+        "/api/resources" => ("200 OK", "application/json", now.resources),
         "/api/history" => {
             let Ok(now) = said.wait_for(|said| !said.is_slow).await else { return };
             ("200 OK", "application/json", now.history.clone())

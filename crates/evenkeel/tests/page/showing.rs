@@ -298,6 +298,69 @@ async fn a_view_has_a_link() {
     assert_eq!(page.problems(), [""; 0]);
 }
 
+/// Routes are a table, and each resource can be expanded to its JSON. Both are text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resources_and_routes_are_shown() {
+    let Some(browser) = Browser::start().await else { return };
+    let evil = "<img src=x onerror=\"window.broken=1\">";
+    let weighted = json!({ "clusters": [{ "name": "pay", "weight": 3 }, { "name": "pay-v2", "weight": 1 }] });
+    let routes = json!([
+        {
+            "match": { "path": "/pay.Pay/Refund", "headers": [{ "name": "x-user", "prefixMatch": "vip" }] },
+            "route": { "weightedClusters": weighted },
+        },
+        { "match": { "prefix": "/pay.Pay/" }, "route": { "cluster": evil } },
+        { "match": { "prefix": "" }, "nonForwardingAction": {} },
+    ]);
+    let resource = |kind: &str, name: &str, config: Value| json!({ "typeUrl": format!("type.googleapis.com/envoy.config.{kind}"), "name": name, "xdsConfig": config });
+    let script = Script::start(busy_state(3)).await;
+    script.provide(&json!({ "config": [{ "clientScope": "#default", "genericXdsConfigs": [
+        resource("listener.v3.Listener", "orders", json!({ "name": "orders" })),
+        resource("route.v3.RouteConfiguration", "routes", json!({
+            "virtualHosts": [{ "domains": ["orders", "orders:80"], "routes": routes }],
+        })),
+        resource("cluster.v3.Cluster", "orders", json!({ "lbPolicy": evil })),
+    ] }] }));
+    for (width, height) in [(1280, 800), (390, 844)] {
+        let page = open(&browser, script.url(), width, height, Theme::Dark).await;
+        page.wait_for("!document.querySelector('#routes').hidden").await;
+        let cells = "[...document.querySelectorAll('#route-list tr')].map((row) => [...row.children].map((cell) => cell.textContent))";
+        assert_eq!(
+            page.eval::<Vec<[String; 3]>>(cells).await,
+            [
+                [
+                    "routes: orders, orders:80",
+                    "/pay.Pay/Refund, header x-user prefix vip",
+                    "pay 75.0%, pay-v2 25.0%"
+                ],
+                ["", "/pay.Pay/*", evil],
+                ["", "all calls", "no cluster"],
+            ]
+        );
+        let row = "[data-resource=orders][data-kind=Cluster]";
+        let raw = format!("{row} .raw");
+        assert!(page.eval::<bool>(&format!("document.querySelector('{raw}').hidden")).await);
+        page.eval::<()>(&format!("void document.querySelector('{row} .name button').click()")).await;
+        assert_eq!(
+            text(&page, &raw).await,
+            serde_json::to_string_pretty(&json!({ "lbPolicy": evil })).unwrap()
+        );
+        page.eval::<()>(
+            "void document.querySelector('[data-kind=ClusterLoadAssignment] .name button').click()",
+        )
+        .await;
+        let absent = text(&page, "[data-kind=ClusterLoadAssignment] .raw").await;
+        assert_eq!(absent, "The client has no version of this resource.");
+        assert!(!page.eval::<bool>("'broken' in window").await);
+        assert_eq!(page.eval::<Vec<String>>(reading::FAINT).await, [""; 0]);
+        assert_eq!(page.eval::<Vec<String>>(reading::WIDE).await, [""; 0]);
+        assert_eq!(page.problems(), [""; 0]);
+        let whole: u32 = page.eval("document.documentElement.scrollHeight").await;
+        page.resize(width, whole).await;
+        page.screenshot(picture(&format!("routes-{width}"))).await;
+    }
+}
+
 /// A lower priority in use is named by its number. The name of the child counts generations.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_is_named() {

@@ -12,6 +12,7 @@ import { PolicyTree } from './tree.js';
 import { showVerdict } from './verdict.js';
 import { showFailures } from './failures.js';
 import { showClients, showEvents, showHints } from './news.js';
+import { fetchResources, showRoutes } from './resources.js';
 
 /** Without a word for so long, the server counts as gone. */
 const SILENCE = 5000;
@@ -112,6 +113,10 @@ function show() {
   showEvents(state.events, marks);
   showHints(state.hints);
   showClients(state.xds, state.at);
+  fetchResources(state.xds, () => {
+    showRoutes();
+    showClients(state.xds, state.at);
+  });
   strip.show(state.channels, channel?.id);
   showVerdict(state, channel);
   if (channel) showChannel(channel, marks);

@@ -1,7 +1,8 @@
 //! Files of the status page, served unchanged. There is no build step.
 //!
 //! `index.html` has the structure and the templates. `app.js` receives the states and passes them to the
-//! modules that render them (`verdict`, `channels`, `failures`, `endpoints`, `charts`, `tree`, `news`). Names
+//! modules that render them (`verdict`, `channels`, `failures`, `endpoints`, `charts`, `tree`, `news`,
+//! `resources`). Names
 //! from data are only inserted as text. The page requests only these files and the API, so [`POLICY`] forbids everything else.
 
 /// File of the page.
@@ -23,7 +24,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// All files of the page.
-pub(super) const FILES: [PageFile; 13] = [
+pub(super) const FILES: [PageFile; 14] = [
     PageFile { path: "/", kind: HTML, body: include_str!("index.html") },
     PageFile { path: "/style.css", kind: CSS, body: include_str!("style.css") },
     PageFile { path: "/app.js", kind: SCRIPT, body: include_str!("app.js") },
@@ -35,6 +36,7 @@ pub(super) const FILES: [PageFile; 13] = [
     PageFile { path: "/history.js", kind: SCRIPT, body: include_str!("history.js") },
     PageFile { path: "/charts.js", kind: SCRIPT, body: include_str!("charts.js") },
     PageFile { path: "/tree.js", kind: SCRIPT, body: include_str!("tree.js") },
+    PageFile { path: "/resources.js", kind: SCRIPT, body: include_str!("resources.js") },
     PageFile { path: "/news.js", kind: SCRIPT, body: include_str!("news.js") },
     PageFile { path: "/icon.svg", kind: "image/svg+xml", body: include_str!("icon.svg") },
 ];

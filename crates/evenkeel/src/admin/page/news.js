@@ -1,5 +1,6 @@
 // What came from outside: the resources of the control plane, the events of the process, the hints.
 
+import { rawOf } from './resources.js';
 import { $, age, ago, arrange, clock, copy, hide, locality, mark, put, shape } from './format.js';
 
 const KINDS = { Listener: 'LDS', RouteConfiguration: 'RDS', Cluster: 'CDS', ClusterLoadAssignment: 'EDS' };
@@ -57,10 +58,16 @@ function showResource(key, resource, now) {
     row.dataset.kind = resource.kind;
     put(row.querySelector('.kind'), KINDS[resource.kind] ?? resource.kind);
     row.querySelector('.kind').title = resource.kind;
-    put(row.querySelector('.name'), resource.name);
+    const open = row.querySelector('.name button');
+    put(open, resource.name);
+    open.addEventListener('click', () => {
+      open.setAttribute('aria-expanded', String(open.getAttribute('aria-expanded') !== 'true'));
+      showRaw(row, key);
+    });
     row.fields = Object.fromEntries([...row.querySelectorAll('[data-field]')].map((cell) => [cell.dataset.field, cell]));
     resources.set(key, row);
   }
+  showRaw(row, key);
   const { status, version, age: old, error } = row.fields;
   mark(row, 'data-status', resource.status);
   shape(row.querySelector('svg'), STATUSES[resource.status] ?? 'none');
@@ -76,6 +83,13 @@ function showResource(key, resource, now) {
     mark(error, 'data-level', isRejected ? 'bad' : 'warn');
   }
   return row;
+}
+
+/** The resource as JSON, while its name is expanded. */
+function showRaw(row, key) {
+  const isOpen = row.querySelector('.name button').getAttribute('aria-expanded') === 'true';
+  hide(row.fields.raw, !isOpen);
+  if (isOpen) put(row.fields.raw, rawOf(key) || 'The client has no version of this resource.');
 }
 
 const events = new Map();

@@ -51,7 +51,11 @@ impl Csds {
         Csds { clients: Some(clients.into_iter().collect()) }
     }
 
-    async fn handle_request(self, request: ClientStatusRequest) -> Result<ClientStatusResponse, Status> {
+    /// Returns the response to a request.
+    pub(crate) async fn handle_request(
+        self,
+        request: ClientStatusRequest,
+    ) -> Result<ClientStatusResponse, Status> {
         let clients = match &self.clients {
             Some(clients) => clients.to_vec(),
             None => XdsClient::all(),
