@@ -31,7 +31,7 @@ struct AdminFixture {
     backends: [Backend; 2],
     admin: AdminServer,
     watch: AdminWatch,
-    _channel: Channel,
+    channel: Channel,
     ended: Arc<AtomicBool>,
 }
 
@@ -59,7 +59,7 @@ impl AdminFixture {
         }
         let watch = AdminWatch::start("stage", Duration::from_millis(50)).await;
         let admin = AdminServer::builder().watch(watch.clone()).start().await.expect("an admin server");
-        AdminFixture { control, backends, admin, watch, _channel: channel, ended }
+        AdminFixture { control, backends, admin, watch, channel, ended }
     }
 
     /// Waits for a sample that satisfies the condition.
@@ -237,6 +237,27 @@ async fn failures_have_codes_causes_and_texts() {
     };
     mesh.until("no route", no_route).await;
     mesh.control.set(resources::route_config("failing", "failing"));
+
+    // The failures of a broken connection remain with its endpoint.
+    mesh.until("the route again", |state| {
+        let traffic = &channel(state, target).traffic;
+        traffic.rate > 0.0 && traffic.failures == 0.0
+    })
+    .await;
+    let held = EchoRequest { forever: true, ..EchoRequest::default() };
+    for _ in 0..32 {
+        let (mut client, request) = (EchoClient::new(mesh.channel.clone()), held.clone());
+        tokio::spawn(async move { client.unary(request).await });
+    }
+    // More than the steady callers can have.
+    mesh.backends[1].wait_until(|backend| backend.in_flight() > 4).await;
+    mesh.backends[1].kill();
+    mesh.until("a broken connection", |state| {
+        let mut endpoints = channel(state, target).endpoints.iter();
+        let broken = endpoints.find(|endpoint| endpoint.address == bad);
+        broken.is_some_and(|broken| failed(&broken.traffic, "UNAVAILABLE", FailureCause::Connection) > 0)
+    })
+    .await;
 
     mesh.backends.iter().for_each(Backend::kill);
     mesh.until("no endpoint", |state| {

@@ -51,9 +51,9 @@ pub(super) struct ChannelSample {
 pub(super) struct EndpointSample {
     pub(super) position: EndpointPosition,
     pub(super) counts: CallStatsSnapshot,
-    /// Keeps the counters alive across a reconnect: [`ChannelStats`](crate::telemetry::traffic::ChannelStats)
-    /// holds them weakly.
-    pub(super) _stats: Vec<Arc<CallStats>>,
+    /// Counters, which the watcher holds: [`ChannelStats`](crate::telemetry::traffic::ChannelStats) holds them weakly,
+    /// and the failures of a broken connection would be gone with it.
+    pub(super) stats: Vec<Arc<CallStats>>,
 }
 
 pub(super) async fn collect_sample() -> AdminSample {
@@ -89,7 +89,7 @@ async fn sample_channel(id: u64, channel: Channel) -> ChannelSample {
             .map(|tally| tally.snapshot())
             .reduce(CallStatsSnapshot::merge)
             .unwrap_or_default();
-        EndpointSample { position, counts, _stats: of_addresses }
+        EndpointSample { position, counts, stats: of_addresses }
     });
     let published = &channel.inner.published;
     let is_waiting = matches!(published.load().state, ChannelState::Failed(_) | ChannelState::Resolving(_));

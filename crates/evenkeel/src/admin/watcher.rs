@@ -4,6 +4,7 @@
 //! intervals: long enough to be steady, short enough to follow changes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use evenkeel_core::ConnectivityState;
 
@@ -15,7 +16,7 @@ use super::state::{
 use super::uneven::ShareErrors;
 use super::view::{self, ClusterPriorities};
 use super::window::{CallWindow, CounterWindow};
-use crate::telemetry::traffic::CallStatsSnapshot;
+use crate::telemetry::traffic::{CallStats, CallStatsSnapshot};
 
 /// Number of sampling intervals that figures cover.
 const SAMPLES_BACK: usize = 2;
@@ -43,7 +44,8 @@ pub(super) struct StateWatcher {
 #[derive(Default)]
 struct RecentCalls {
     all: CallWindow,
-    endpoints: BTreeMap<String, CallWindow>,
+    /// Windows by address, with the counters that they come from.
+    endpoints: BTreeMap<String, (CallWindow, Vec<Arc<CallStats>>)>,
     /// Dropped calls by cluster and category.
     drops: BTreeMap<(String, Option<String>), CounterWindow>,
     share_errors: ShareErrors,
@@ -302,11 +304,13 @@ impl RecentCalls {
             let address = address(seen);
             // An address in two clusters has one set of counters.
             if addresses.insert(address.clone()) {
-                self.endpoints.entry(address).or_default().handle_sample(at, &seen.counts, is_first);
+                let (window, held) = self.endpoints.entry(address).or_default();
+                window.handle_sample(at, &seen.counts, is_first);
+                held.clone_from(&seen.stats);
             }
         }
         // A removed endpoint may return with the counters of its connection.
-        self.endpoints.retain(|_, window| !window.is_outdated(at));
+        self.endpoints.retain(|_, (window, _)| !window.is_outdated(at));
     }
 
     /// Returns the calls that clusters dropped in the last minute.
@@ -348,7 +352,7 @@ fn channel_state(
             let address = address(&seen);
             let before = endpoints_before.and_then(|before| before.get(&address)).unwrap_or(&none);
             let mut traffic = traffic(&seen.counts, before, seconds);
-            if let Some(window) = recent.endpoints.get(&address) {
+            if let Some((window, _)) = recent.endpoints.get(&address) {
                 window.fill(&mut traffic, &seen.counts);
             }
             let position = seen.position;
@@ -624,7 +628,7 @@ mod tests {
             weight: None,
             want: Some(0.5),
         };
-        EndpointSample { position, counts, _stats: Vec::new() }
+        EndpointSample { position, counts, stats: Vec::new() }
     }
 
     fn seen(endpoints: Vec<EndpointSample>) -> AdminSample {
