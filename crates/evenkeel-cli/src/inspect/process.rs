@@ -88,8 +88,8 @@ fn failures(traffic: &TrafficStats, now: SystemTime) -> Vec<TreeNode> {
     let counted: Vec<_> = counted.collect();
     let mut lines = Vec::new();
     if !counted.is_empty() {
-        let counted =
-            format!("of {} in the last minute: {}", grouped(traffic.recent_calls), counted.join(", "));
+        let (failed, calls) = (grouped(traffic.recent_failed()), grouped(traffic.recent_calls));
+        let counted = format!("{failed} of {calls} calls in the last minute: {}", counted.join(", "));
         lines.push(TreeNode::styled(TextStyle::Bad, "failed").with(None, counted));
     }
     if let Some(error) = &traffic.last_error {

@@ -426,10 +426,10 @@ async fn failing_calls_are_findings() {
         "Calls fail: xds:///orders: 7.0% of calls fail. In the last minute: 400 × the server returned \
          RESOURCE_EXHAUSTED, all on orders-2. 20 × no route matched the call (UNAVAILABLE).",
         "├─ On an even keel: Every endpoint gets the share it should, within rounding.",
-        "├─ failed of 6,000 in the last minute: 400 × RESOURCE_EXHAUSTED (returned by the server), \
+        "├─ failed 420 of 6,000 calls in the last minute: 400 × RESOURCE_EXHAUSTED (returned by the server), \
          20 × UNAVAILABLE (no route)",
         "10.0.0.2:80  orders-2  READY",
-        "    failed of 6,000 in the last minute: 400 × RESOURCE_EXHAUSTED (returned by the server)",
+        "    failed 400 of 6,000 calls in the last minute: 400 × RESOURCE_EXHAUSTED (returned by the server)",
         "ago: RESOURCE_EXHAUSTED: the quota\\u{1b}[2J of \"acme\" is used up",
     ] {
         assert!(shown.contains(line), "{line} in:\n{shown}");
