@@ -32,6 +32,9 @@ pub(crate) struct ServeArgs {
     /// Address to listen on. Port 0 selects a free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:18000")]
     listen: SocketAddr,
+    /// Address in the printed bootstrap, if clients do not reach the one in --listen.
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
+    advertise: Option<String>,
     /// Node id in the printed bootstrap.
     #[arg(long, value_name = "ID", default_value = "evenkeel")]
     node: String,
@@ -47,7 +50,7 @@ const EXAMPLES: &str = "\
 Examples:
   evenkeel serve mesh.yaml
   evenkeel serve mesh.yaml --bootstrap-file bootstrap.json
-  evenkeel serve mesh.yaml --listen 0.0.0.0:18000 --node my-service
+  evenkeel serve mesh.yaml --listen 0.0.0.0:18000 --advertise mesh.example:18000
   evenkeel serve mesh.yaml --json | jq 'select(.event == \"rejected\")'
 
 Exit codes: 0 ended by a signal, 2 the mesh or the arguments are invalid";
@@ -55,7 +58,11 @@ Exit codes: 0 ended by a signal, 2 the mesh or the arguments are invalid";
 pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
     // Register the handlers before any output: a reader of that output may send a signal at once.
     let mut signals = ShutdownSignals::new()?;
-    let control = ControlPlane::builder().listen(args.listen).serve().await.map_err(|error| {
+    let mut builder = ControlPlane::builder().listen(args.listen);
+    if let Some(advertise) = &args.advertise {
+        builder = builder.advertise(advertise);
+    }
+    let control = builder.serve().await.map_err(|error| {
         CliError::usage(format!("{}: cannot listen: {error}; set another one with --listen", args.listen))
     })?;
     let mut events = control.events();
@@ -126,7 +133,11 @@ impl ServeLog<'_> {
         let warning = if address.ip().is_loopback() {
             String::new()
         } else {
-            let text = "Any client that reaches this address can read the mesh; nothing is encrypted.";
+            let mut text =
+                "Any client that reaches this address can read the mesh; nothing is encrypted.".to_owned();
+            if address.ip().is_unspecified() && self.args.advertise.is_none() {
+                text += "\nThe bootstrap has the loopback address; set --advertise for clients on other machines.";
+            }
             format!("{}\n", self.terminal.paint(TextStyle::Warn, text))
         };
         self.terminal.print(format_args!(
@@ -226,6 +237,24 @@ impl ServeLog<'_> {
     fn json(&self, mut json: Value) -> Result<(), CliError> {
         json["time"] = since_1970().into();
         self.terminal.print_json(json)
+    }
+}
+
+/// Checks a host name or IP address with a port.
+fn host_and_port(text: &str) -> Result<String, String> {
+    let is_name = |host: &str| {
+        !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
+    };
+    let is_valid = match text.parse::<SocketAddr>() {
+        Ok(address) => address.port() > 0,
+        Err(_) => text
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| is_name(host) && port.parse::<u16>().is_ok_and(|port| port > 0)),
+    };
+    if is_valid {
+        Ok(text.to_owned())
+    } else {
+        Err("expected HOST:PORT without a scheme, such as mesh.example:18000".to_owned())
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -57,6 +57,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct ControlPlane {
     cache: SnapshotCache,
     address: SocketAddr,
+    /// `server_uri` of bootstraps, if it is not the address.
+    advertised: Option<String>,
     /// Dropped with the control plane. All connections wait for that.
     _alive: watch::Sender<()>,
 }
@@ -64,6 +66,7 @@ pub struct ControlPlane {
 /// Configuration of a [`ControlPlane`] before it serves.
 pub struct ControlPlaneBuilder {
     address: SocketAddr,
+    advertised: Option<String>,
     cache: SnapshotCache,
 }
 
@@ -72,6 +75,16 @@ impl ControlPlaneBuilder {
     #[must_use]
     pub fn listen(mut self, address: SocketAddr) -> ControlPlaneBuilder {
         self.address = address;
+        self
+    }
+
+    /// Sets the `server_uri` of bootstraps, such as `mesh.example:18000`; the listen address unless set.
+    ///
+    /// Set it if clients reach the control plane under another address: through a Kubernetes Service, a port mapping or
+    /// NAT. It is not checked: clients resolve it.
+    #[must_use]
+    pub fn advertise(mut self, server_uri: &str) -> ControlPlaneBuilder {
+        self.advertised = Some(server_uri.to_owned());
         self
     }
 
@@ -122,7 +135,7 @@ impl ControlPlaneBuilder {
                 tracing::error!(%address, %error, "control plane server stopped");
             }
         });
-        Ok(ControlPlane { cache: self.cache, address, _alive: alive })
+        Ok(ControlPlane { cache: self.cache, address, advertised: self.advertised, _alive: alive })
     }
 }
 
@@ -131,6 +144,7 @@ impl ControlPlane {
     pub fn builder() -> ControlPlaneBuilder {
         ControlPlaneBuilder {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            advertised: None,
             cache: SnapshotCache::new(),
         }
     }
@@ -147,18 +161,13 @@ impl ControlPlane {
 
     /// Returns a bootstrap for clients of this control plane, in the format of `GRPC_XDS_BOOTSTRAP_CONFIG`.
     ///
-    /// If the control plane listens on all addresses, the bootstrap contains the loopback address.
+    /// Its `server_uri` is the text of [`ControlPlaneBuilder::advertise`], else the listen address. If the control plane
+    /// listens on all addresses, it is the loopback address.
     pub fn bootstrap(&self, node_id: &str) -> String {
-        let mut address = self.address;
-        if address.ip().is_unspecified() {
-            address.set_ip(match address {
-                SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-                SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
-            });
-        }
+        let server_uri = self.advertised.clone().unwrap_or_else(|| local_address(self.address).to_string());
         let bootstrap = json!({
             "xds_servers": [{
-                "server_uri": address.to_string(),
+                "server_uri": server_uri,
                 "channel_creds": [{ "type": "insecure" }],
                 "server_features": ["xds_v3"],
             }],
@@ -175,6 +184,17 @@ impl Deref for ControlPlane {
     fn deref(&self) -> &SnapshotCache {
         &self.cache
     }
+}
+
+/// Returns an address under which this machine reaches a listener.
+fn local_address(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    address
 }
 
 /// Accepts connections until the control plane is dropped. A failed accept affects one client only.

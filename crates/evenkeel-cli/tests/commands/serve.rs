@@ -177,6 +177,37 @@ fn other_machines_connect_only_if_enabled() {
     assert!(uri.ip().is_loopback(), "{uri}");
 }
 
+/// The bootstrap has the address of `--advertise`, also in the file. Without it, a bootstrap for this machine is
+/// printed with a hint.
+#[test]
+fn the_bootstrap_has_the_advertised_address() {
+    let folder = TempFolder::new();
+    let file = folder.file("mesh.yaml", "services: {a: {}}\nclusters: {a: {endpoints: [10.0.0.1:1]}}\n");
+    let mut args = vec!["serve", &file, "--listen", "0.0.0.0:0"];
+    let mut serve = RunningCommand::start(&args);
+    serve.line_with("The bootstrap has the loopback address; set --advertise for clients on other machines.");
+    drop(serve);
+
+    args.extend(["--advertise", "mesh.example:18000"]);
+    let mut serve = RunningCommand::start(&args);
+    let bootstrap: Value = serde_json::from_str(&unquoted(&serve.line_with("export"))).expect("JSON");
+    assert_eq!(bootstrap["xds_servers"][0]["server_uri"], "mesh.example:18000");
+    assert!(!serve.lines().any(|line| line.contains("--advertise")));
+    let path = folder.path("bootstrap.json").into_os_string().into_string().expect("UTF-8");
+    args.pop();
+    args.extend(["[2001:db8::1]:443", "--bootstrap-file", &path]);
+    RunningCommand::start(&args).line_with("export");
+    let bootstrap = std::fs::read_to_string(&path).expect("the file is there");
+    let bootstrap: Value = serde_json::from_str(&bootstrap).expect("JSON");
+    assert_eq!(bootstrap["xds_servers"][0]["server_uri"], "[2001:db8::1]:443");
+
+    for invalid in ["http://mesh:18000", "mesh", "mesh:0", ":18000", "a b:1", "::1"] {
+        let outcome = evenkeel(["serve", &file, "--advertise", invalid]).ends_with(2);
+        let expected = "expected HOST:PORT without a scheme, such as mesh.example:18000";
+        assert!(outcome.stderr.contains(expected), "{}", outcome.stderr);
+    }
+}
+
 /// A closed pipe ends the command.
 #[test]
 fn a_closed_pipe_ends_it_quietly() {
