@@ -83,10 +83,11 @@ impl TempFolder {
         TempFolder(tempfile::tempdir().expect("a folder for the test's files"))
     }
 
-    /// Writes or overwrites a file and returns its path.
+    /// Writes or replaces a file and returns its path. Its readers never see an incomplete text.
     pub(crate) fn file(&self, name: &str, text: &str) -> String {
-        let path = self.path(name);
-        std::fs::write(&path, text).expect("the file can be written");
+        let (path, written) = (self.path(name), self.path(&format!("{name}.written")));
+        std::fs::write(&written, text).expect("the file can be written");
+        std::fs::rename(&written, &path).expect("the file can be replaced");
         path.into_os_string().into_string().expect("the path is UTF-8")
     }
 
