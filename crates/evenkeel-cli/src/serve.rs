@@ -8,7 +8,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use evenkeel_control::{ClientEvent, ClientEventKind, ControlPlane, Mesh, MeshErrors, POLL_INTERVAL};
+use evenkeel_control::{
+    ClientEvent, ClientEventKind, ControlPlane, Mesh, MeshErrors, MeshFileChange, POLL_INTERVAL,
+};
 use evenkeel_xds::resource::ResourceType;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
@@ -67,9 +69,9 @@ pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<Cl
     })?;
     let mut events = control.events();
     let (edits, mut edited) = mpsc::unbounded_channel();
-    let on_change = move |edit: Result<&Mesh, &MeshErrors>| {
+    let on_change = move |change: MeshFileChange<'_>| {
         // The receiver is gone when the command ends.
-        let _ = edits.send(edit.cloned().map_err(Clone::clone));
+        let _ = edits.send(FileLine::of(change));
     };
     let mesh_watch = control.watch_file(&args.mesh, POLL_INTERVAL, on_change).await;
     let _mesh_watch = mesh_watch.map_err(|errors| CliError::usage(errors.to_string()))?;
@@ -83,12 +85,42 @@ pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<Cl
                 Err(RecvError::Lagged(count)) => log.missed(count)?,
                 Err(RecvError::Closed) => break,
             },
-            Some(edit) = edited.recv() => log.edit(&edit)?,
+            Some(line) = edited.recv() => log.file(&line)?,
             () = signals.wait() => break,
         }
     }
     log.end()?;
     Ok(CliExit::Success)
+}
+
+/// Change of the mesh file, as it is printed.
+enum FileLine {
+    Served { event: &'static str, text: &'static str, summary: String },
+    Failed { event: &'static str, text: &'static str, errors: MeshErrors },
+}
+
+impl FileLine {
+    fn of(change: MeshFileChange<'_>) -> FileLine {
+        let summary = |mesh: &Mesh| mesh_summary(&LocalResources::parse(mesh.resources().iter()));
+        match change {
+            MeshFileChange::Served(mesh) => {
+                FileLine::Served { event: "reloaded", text: "read again", summary: summary(mesh) }
+            }
+            MeshFileChange::Resolved(mesh) => {
+                FileLine::Served { event: "resolved", text: "host names resolved", summary: summary(mesh) }
+            }
+            MeshFileChange::Unresolved(errors) => FileLine::Failed {
+                event: "unresolved",
+                text: "host names are looked up again every 5 s; their last addresses, if any, are still served",
+                errors: errors.clone(),
+            },
+            MeshFileChange::Rejected(errors) => FileLine::Failed {
+                event: "bad_edit",
+                text: "the edit is rejected; the previous version is still served",
+                errors: errors.clone(),
+            },
+        }
+    }
 }
 
 /// Output as text or as JSON lines.
@@ -194,27 +226,26 @@ impl ServeLog<'_> {
         self.line(format_args!("client {}  {}", event.stream, self.terminal.paint(style, text)))
     }
 
-    /// Prints the result of an edit of the mesh file.
-    fn edit(&self, edit: &Result<Mesh, MeshErrors>) -> Result<(), CliError> {
+    /// Prints a change of the mesh file, or of the host names in it.
+    fn file(&self, line: &FileLine) -> Result<(), CliError> {
         let file = ui::safe(&self.args.mesh.display().to_string());
-        match edit {
-            Ok(mesh) => {
-                let resources = mesh.resources();
-                let summary = mesh_summary(&LocalResources::parse(resources.iter()));
+        let (event, text, errors) = match line {
+            FileLine::Served { event, text, summary } => {
                 if self.args.json {
-                    return self.json(json!({ "event": "reloaded", "summary": summary }));
+                    return self.json(json!({ "event": event, "summary": summary }));
                 }
-                let text = format!("read again: {summary}");
-                self.line(format_args!("{file}  {}", self.terminal.paint(TextStyle::Good, text)))
+                let text = format!("{text}: {summary}");
+                return self.line(format_args!("{file}  {}", self.terminal.paint(TextStyle::Good, text)));
             }
-            Err(errors) if self.args.json => self.json(json!({ "event": "bad_edit", "errors": errors })),
-            Err(errors) => {
-                for error in errors.iter() {
-                    self.line(self.terminal.paint(TextStyle::Bad, ui::safe(&error.to_string())))?;
-                }
-                self.line(format_args!("{file}  the edit is rejected; the previous version is still served"))
-            }
+            FileLine::Failed { event, text, errors } => (event, text, errors),
+        };
+        if self.args.json {
+            return self.json(json!({ "event": event, "errors": errors }));
         }
+        for error in errors.iter() {
+            self.line(self.terminal.paint(TextStyle::Bad, ui::safe(&error.to_string())))?;
+        }
+        self.line(format_args!("{file}  {text}"))
     }
 
     /// Prints the number of events that the receiver missed.

@@ -13,6 +13,7 @@
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod follow;
+mod host_resolver;
 mod limits;
 mod lrs;
 mod mesh;
@@ -25,7 +26,7 @@ mod snapshot_cache;
 mod stream;
 mod text;
 
-pub use follow::{MeshWatchGuard, POLL_INTERVAL};
+pub use follow::{MeshFileChange, MeshWatchGuard, POLL_INTERVAL};
 pub use limits::ClientLimits;
 pub use lrs::{DropStats, LoadCounts, LocalityLoadStats};
 pub use mesh::{

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use evenkeel::admin::{AdminServer, AdminState, AdminWatch};
 use evenkeel::{Backoff, Bootstrap, Channel, ConnectivityState};
-use evenkeel_control::{ControlPlane, Mesh, MeshErrors, MeshWatchGuard};
+use evenkeel_control::{ControlPlane, Mesh, MeshErrors, MeshFileChange, MeshWatchGuard};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout};
 
@@ -160,7 +160,15 @@ impl DemoEnvironment {
             .map_err(|error| CliError::usage(format!("the control plane cannot listen: {error}")))?;
         let page_watch = watch.clone();
         let (edited, edits) = unbounded_channel();
-        let on_change = move |edit: Result<&Mesh, &MeshErrors>| {
+        let on_change = move |change: MeshFileChange<'_>| {
+            let edit = match change {
+                MeshFileChange::Served(mesh) | MeshFileChange::Resolved(mesh) => Ok(mesh),
+                MeshFileChange::Rejected(errors) => Err(errors),
+                MeshFileChange::Unresolved(errors) => {
+                    page_watch.mark(errors.to_string());
+                    return;
+                }
+            };
             if let Err(errors) = edit {
                 page_watch.mark(format!("rejected: {errors}"));
             }

@@ -430,7 +430,8 @@ fn left_out(leaf: &LeafCluster, known: &LocalResources) -> Vec<ExcludedEndpoint>
                 Ok(status) => status.as_str_name().to_ascii_lowercase(),
                 Err(_) => format!("health {}", endpoint.health_status),
             };
-            found.push(ExcludedEndpoint { address: address(endpoint), why });
+            let address = address(endpoint);
+            found.push(ExcludedEndpoint { address: known.host_of(&address).unwrap_or(address), why });
         }
     }
     found

@@ -62,8 +62,7 @@ Exit codes: 0 the call reaches an endpoint, 1 it fails, or some such calls fail,
 pub(crate) async fn run(args: ExplainArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
     let mesh = input::mesh(&args.mesh)?;
     let question = question(&args, &mesh)?;
-    let resources = mesh.resources();
-    let answer = Explanation::new(&question, &LocalResources::parse(resources.iter()));
+    let answer = Explanation::new(&question, &LocalResources::of_mesh(&mesh));
     if args.json {
         let mut json = json!(answer);
         json["headers"] = json!(answer::header_map(&question.headers));

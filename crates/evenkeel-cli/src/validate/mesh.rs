@@ -27,8 +27,7 @@ pub(super) fn verdict(file: &Path, text: &str) -> ValidationReport {
             return ValidationReport { subject, findings: findings.collect(), summary: None };
         }
     };
-    let resources = mesh.resources();
-    let known = LocalResources::parse(resources.iter());
+    let known = LocalResources::of_mesh(&mesh);
     let mut findings = of_resources(&known, text);
     findings.extend(of_services(&mesh, &known, text));
     ValidationReport { subject, findings, summary: Some(summary(&known)) }

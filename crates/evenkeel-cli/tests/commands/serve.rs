@@ -95,6 +95,37 @@ async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
     assert_eq!(serve.end().code(), Some(0));
 }
 
+/// A host name is an endpoint: calls reach the server behind it. A name that cannot be resolved is reported with its
+/// line, and the rest of the mesh is served.
+// The client must run while the test blocks on lines.
+#[tokio::test(flavor = "multi_thread")]
+async fn host_names_are_endpoints() {
+    let backend = Backend::start().await;
+    let folder = TempFolder::new();
+    let port = backend.address().port();
+    let text = format!(
+        "services:\n  orders: {{}}\nclusters:\n  orders:\n    endpoints:\n      - localhost:{port}\n      - does-not-exist.invalid:{port}\n"
+    );
+    let file = folder.file("mesh.yaml", &text);
+    let mut serve = RunningCommand::start(["serve", &file, "--listen", "127.0.0.1:0"]);
+    let first = serve.line_with("Serving");
+    assert!(first.ends_with(": 1 service, 1 cluster, 1 endpoint."), "{first}");
+    let channel = channel(&unquoted(&serve.line_with("export")));
+    let error = serve.line_with("mesh.yaml:7:9: clusters.orders.endpoints[1]: ");
+    assert!(error.contains("the host name \"does-not-exist.invalid\" cannot be resolved: "), "{error}");
+    serve.line_with(
+        "host names are looked up again every 5 s; their last addresses, if any, are still served",
+    );
+    call_until(&channel, &backend).await;
+
+    // Both commands work without the network.
+    evenkeel(["validate", &file]).ends_with(0);
+    let explained = evenkeel(["explain", &file]).ends_with(0).stdout;
+    for name in [format!("localhost:{port}"), format!("does-not-exist.invalid:{port}")] {
+        assert!(explained.contains(&name), "{explained}");
+    }
+}
+
 /// NACKs are reported with the client's error, also as JSON. SIGTERM ends the command with exit code 0.
 // The client must run while the test blocks on lines.
 #[tokio::test(flavor = "multi_thread")]

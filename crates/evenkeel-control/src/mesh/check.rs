@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::cluster::{Cluster, Endpoint, Locality, MeshClusterMembers};
+use super::cluster::{Cluster, Endpoint, EndpointHost, Locality, MeshClusterMembers};
 use super::errors::{MeshError, MeshErrors, MeshPath, quoted};
 use super::messages::locality_weight;
 use super::policy::closest_match;
@@ -262,14 +262,20 @@ impl MeshChecker<'_> {
 
     fn endpoints(&mut self, cluster: &Cluster, endpoints: &[Endpoint], at: &MeshPath<'_>) {
         let endpoints_at = at.key("endpoints");
-        let mut addresses = HashMap::new();
+        let (mut addresses, mut hosts) = (HashMap::new(), HashMap::new());
         let mut groups = BTreeMap::<(u32, &Locality), Vec<&Endpoint>>::new();
         for (i, endpoint) in endpoints.iter().enumerate() {
             let at = endpoints_at.index(i);
             if endpoint.weight == Some(0) {
                 self.push_error(&at.key("weight"), "expected 1 to 4294967295, found 0");
             }
-            if endpoint.addresses.is_empty() {
+            if let Some(host) = &endpoint.host
+                && let Some(first) = hosts.insert((&host.name, host.port), i)
+            {
+                let (first, EndpointHost { name, port }) = (endpoints_at.index(first).to_string(), host);
+                self.push_error(&at, format!("the address {name}:{port} occurs twice, first in {first}"));
+            }
+            if endpoint.addresses.is_empty() && endpoint.host.is_none() {
                 self.push_error(&at.key("addresses"), "expected at least one address");
             }
             for address in &endpoint.addresses {

@@ -140,10 +140,19 @@ impl Default for Cluster {
     }
 }
 
-/// Server of a cluster, with one or more addresses.
+/// Host name of an endpoint, with its port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct EndpointHost {
+    pub(super) name: String,
+    pub(super) port: u16,
+}
+
+/// Server of a cluster, with one or more addresses, or a host name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
+    /// Empty if `host` is set.
     pub(super) addresses: Vec<SocketAddr>,
+    pub(super) host: Option<EndpointHost>,
     pub(super) name: Option<String>,
     pub(super) weight: Option<u32>,
     pub(super) locality: Locality,
@@ -162,6 +171,7 @@ impl Endpoint {
     pub fn at_any(addresses: impl IntoIterator<Item = SocketAddr>) -> Endpoint {
         Endpoint {
             addresses: addresses.into_iter().collect(),
+            host: None,
             name: None,
             weight: None,
             locality: Locality::default(),
@@ -169,6 +179,16 @@ impl Endpoint {
             health: EndpointHealth::default(),
             hash_key: None,
         }
+    }
+
+    /// Creates an endpoint with a host name, which stands for all of its addresses.
+    ///
+    /// xDS has no names here, so this endpoint is served once the name is resolved: by
+    /// [`SnapshotCache::watch_file`](crate::SnapshotCache::watch_file), or by
+    /// [`Mesh::resolve_hosts`](crate::Mesh::resolve_hosts).
+    pub fn at_host(host: &str, port: u16) -> Endpoint {
+        let host = EndpointHost { name: host.to_owned(), port };
+        Endpoint { host: Some(host), ..Endpoint::at_any([]) }
     }
 
     /// Sets the host name, for display and for authority rewriting (A81).

@@ -338,7 +338,12 @@ fn group(
             zone: locality.zone.clone(),
             sub_zone: locality.sub_zone.clone(),
         }),
-        lb_endpoints: endpoints.iter().map(|endpoint| lb_endpoint(endpoint)).collect(),
+        // A locality without endpoints stays: clients reject priorities with a gap (A27).
+        lb_endpoints: endpoints
+            .iter()
+            .filter(|endpoint| endpoint.host.is_none())
+            .map(|endpoint| lb_endpoint(endpoint))
+            .collect(),
         // `check` rejects weights whose sum is larger.
         load_balancing_weight: Some(u32::try_from(weight).unwrap_or(u32::MAX)),
         priority,
@@ -358,7 +363,7 @@ pub(super) fn locality_weight<'a>(
     if let Some(weight) = cluster.localities.get(locality).and_then(|settings| settings.weight) {
         return weight.into();
     }
-    let usable = endpoints.filter(|endpoint| endpoint.health.is_usable());
+    let usable = endpoints.filter(|endpoint| endpoint.health.is_usable() && endpoint.host.is_none());
     // Clients skip a locality of weight 0 (VAL-E1).
     usable.map(|endpoint| u64::from(endpoint.weight.unwrap_or(1))).sum::<u64>().max(1)
 }

@@ -7,6 +7,7 @@
 mod check;
 mod cluster;
 mod errors;
+mod hosts;
 mod messages;
 mod policy;
 mod read;

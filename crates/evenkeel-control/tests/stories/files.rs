@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use evenkeel_control::{Mesh, MeshWatchGuard, SnapshotCache};
+use evenkeel_control::{Mesh, MeshFileChange, MeshWatchGuard, SnapshotCache};
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -39,8 +39,12 @@ struct WatchFixture {
 async fn watch_file(path: &Path) -> WatchFixture {
     let cache = SnapshotCache::new();
     let (on_change, changes) = unbounded_channel();
-    let on_change = move |change: Result<&Mesh, &evenkeel_control::MeshErrors>| {
-        let _ = on_change.send(change.cloned().map_err(ToString::to_string));
+    let on_change = move |change: MeshFileChange<'_>| {
+        let change = match change {
+            MeshFileChange::Served(mesh) | MeshFileChange::Resolved(mesh) => Ok(mesh.clone()),
+            MeshFileChange::Rejected(errors) | MeshFileChange::Unresolved(errors) => Err(errors.to_string()),
+        };
+        let _ = on_change.send(change);
     };
     let mesh_watch = cache.watch_file(path, OFTEN, on_change).await.expect("a valid mesh");
     WatchFixture { cache, changes, _mesh_watch: mesh_watch }
@@ -73,7 +77,12 @@ async fn an_invalid_edit_changes_nothing() {
             break error;
         }
     };
-    assert!(error.ends_with("mesh.yaml:1:33: clusters.orders.endpoints[0]: expected IP:PORT (a host name can be the cluster's dns), found \"127.0.0.1\""), "{error}");
+    assert!(
+        error.ends_with(
+            "mesh.yaml:1:33: clusters.orders.endpoints[0]: expected IP:PORT or HOST:PORT, found \"127.0.0.1\""
+        ),
+        "{error}"
+    );
     assert_eq!(served(&fixture.cache), Some(2));
     assert_eq!(fixture.cache.version::<ClusterLoadAssignment>(), version);
     fs::write(&path, mesh(3)).unwrap();

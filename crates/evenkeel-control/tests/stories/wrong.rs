@@ -38,7 +38,7 @@ clusters:
   orders:
     endpoint: []
     endpoints:
-      - foo:1
+      - foo
       - {address: 1.2.3.4:2, weight: -1}
       - {address: 1.2.3.4:3, wight: 1}
       - {weight: 1}
@@ -47,11 +47,11 @@ clusters:
 ",
         &[
             "4:5: clusters.orders.endpoint: unknown key \"endpoint\"; did you mean endpoints?",
-            "6:9: clusters.orders.endpoints[0]: expected IP:PORT (a host name can be the cluster's dns), found \"foo:1\"",
+            "6:9: clusters.orders.endpoints[0]: expected IP:PORT or HOST:PORT, found \"foo\"",
             "7:38: clusters.orders.endpoints[1].weight: expected 1 to 4294967295, found -1",
             "8:30: clusters.orders.endpoints[2].wight: unknown key \"wight\"; did you mean weight?",
             "9:9: clusters.orders.endpoints[3]: expected one of address, addresses",
-            "10:19: clusters.orders.endpoints[4].address: expected IP:PORT (a host name can be the cluster's dns), found \"1.2.3.4:0\"",
+            "10:19: clusters.orders.endpoints[4].address: expected IP:PORT or HOST:PORT, found \"1.2.3.4:0\"",
             "11:38: clusters.orders.endpoints[5].health: expected one of unknown, healthy, unhealthy, draining, timeout, degraded, found \"ok\"",
             "11:52: clusters.orders.endpoints[5].locality: expected zone, region/zone or region/zone/sub_zone",
             "11:71: clusters.orders.endpoints[5].priority: expected 0 (the highest) or a number after it, found \"high\"",
@@ -374,4 +374,38 @@ fn hostile() {
         let errors = Mesh::from_yaml(&text).expect_err("an error");
         assert!(errors.to_string().len() < 400, "{errors}");
     }
+}
+
+/// Host names have a port and are DNS names. An IP address with a typing error is not one.
+#[test]
+fn host_names() {
+    check_errors(
+        "
+clusters:
+  a:
+    endpoints:
+      - localhost:50051
+      - Orders_1.shop.svc.:50051
+      - localhost
+      - localhost:0
+      - 256.0.0.1:80
+      - http://orders:80
+      - -:70000
+      - a..b:80
+      - {addresses: ['orders:80']}
+",
+        &[
+            "7:9: clusters.a.endpoints[2]: expected IP:PORT or HOST:PORT, found \"localhost\"",
+            "8:9: clusters.a.endpoints[3]: expected IP:PORT or HOST:PORT, found \"localhost:0\"",
+            "9:9: clusters.a.endpoints[4]: expected IP:PORT or HOST:PORT, found \"256.0.0.1:80\"",
+            "10:9: clusters.a.endpoints[5]: expected IP:PORT or HOST:PORT, found \"http://orders:80\"",
+            "11:9: clusters.a.endpoints[6]: expected IP:PORT or HOST:PORT, found \"-:70000\"",
+            "12:9: clusters.a.endpoints[7]: expected IP:PORT or HOST:PORT, found \"a..b:80\"",
+            "13:22: clusters.a.endpoints[8].addresses[0]: expected IP:PORT (only address can be a host name), found \"orders:80\"",
+        ],
+    );
+    check_errors(
+        "clusters: {a: {endpoints: ['b:1', 'b:2', 'b:1']}}",
+        &["1:42: clusters.a.endpoints[2]: the address b:1 occurs twice, first in clusters.a.endpoints[0]"],
+    );
 }

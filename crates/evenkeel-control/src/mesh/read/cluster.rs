@@ -104,18 +104,20 @@ impl MeshReader {
         const KEYS: [&str; 8] =
             ["address", "addresses", "name", "weight", "locality", "priority", "health", "hash_key"];
         if !matches!(node.value, YamlValue::Mapping(_)) {
-            return self.address(node, at).map(Endpoint::at);
+            return self.address_or_host(node, at);
         }
         let fields = self.fields(node, at, &KEYS)?;
-        let addresses = match self.one_of((&fields, node), at, &["address", "addresses"], true)? {
-            ("address", node) => self.address(node, &at.key("address")).into_iter().collect(),
+        let endpoint = match self.one_of((&fields, node), at, &["address", "addresses"], true)? {
+            ("address", node) => self.address_or_host(node, &at.key("address")),
             (key, node) => {
                 let at = at.key(key);
                 let items = self.items(node, &at).iter().enumerate();
-                items.filter_map(|(i, node)| self.address(node, &at.index(i))).collect::<Vec<_>>()
+                let addresses = items.filter_map(|(i, node)| self.address(node, &at.index(i)));
+                Some(Endpoint::at_any(addresses.collect::<Vec<_>>()))
             }
         };
-        let mut endpoint = Endpoint::at_any(addresses);
+        // If it is missing, an error is reported; the other fields are checked as well.
+        let mut endpoint = endpoint.unwrap_or_else(|| Endpoint::at_any([]));
         endpoint.name = self.field(&fields, at, "name", MeshReader::text);
         endpoint.weight =
             self.field(&fields, at, "weight", |reader, node, at| reader.integer(node, at, WEIGHT));
@@ -133,13 +135,28 @@ impl MeshReader {
         Some(endpoint)
     }
 
+    /// Reads an IP address or a host name, with a port.
+    fn address_or_host(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<Endpoint> {
+        let endpoint = match &node.value {
+            YamlValue::String(text) => match text.parse::<SocketAddr>() {
+                Ok(address) => Some(Endpoint::at(address)).filter(|_| address.port() > 0),
+                Err(_) => host_and_port(text).map(|(host, port)| Endpoint::at_host(host, port)),
+            },
+            _ => None,
+        };
+        if endpoint.is_none() {
+            self.push_expected("IP:PORT or HOST:PORT", node, at);
+        }
+        endpoint
+    }
+
     fn address(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<SocketAddr> {
         let address = match &node.value {
             YamlValue::String(text) => text.parse::<SocketAddr>().ok().filter(|address| address.port() > 0),
             _ => None,
         };
         if address.is_none() {
-            self.push_expected("IP:PORT (a host name can be the cluster's dns)", node, at);
+            self.push_expected("IP:PORT (only address can be a host name)", node, at);
         }
         address
     }
@@ -224,3 +241,16 @@ impl MeshReader {
 
 const PRIORITY: &str = "0 (the highest) or a number after it";
 const LOCALITY: &str = "expected zone, region/zone or region/zone/sub_zone";
+
+/// Splits `HOST:PORT`. The host is a DNS name, so an invalid IP address is not one: no top-level domain is a number.
+fn host_and_port(text: &str) -> Option<(&str, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
+    let labels: Vec<_> = host.strip_suffix('.').unwrap_or(host).split('.').collect();
+    let is_label = |label: &&str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    };
+    let is_number = labels.last().is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()));
+    (host.len() <= 254 && labels.iter().all(is_label) && !is_number).then_some((host, port))
+}
