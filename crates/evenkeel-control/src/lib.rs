@@ -10,6 +10,7 @@
 //! difficult for clients, and [`SnapshotCache::record_requests`] keeps every request.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod follow;
@@ -25,6 +26,8 @@ mod snapshot;
 mod snapshot_cache;
 mod stream;
 mod text;
+#[cfg(feature = "tls")]
+mod tls;
 
 pub use follow::{MeshFileChange, MeshWatchGuard, POLL_INTERVAL};
 pub use limits::ClientLimits;
@@ -42,3 +45,5 @@ pub use server::{ControlPlane, ControlPlaneBuilder};
 pub use service::DiscoveryService;
 pub use snapshot::ProtocolVariant;
 pub use snapshot_cache::{FaultModes, SnapshotCache};
+#[cfg(feature = "tls")]
+pub use tls::{ServerTls, ServerTlsError};

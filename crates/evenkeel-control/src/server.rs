@@ -1,6 +1,6 @@
 //! gRPC server of a control plane on a port of its own.
 //!
-//! It owns the sockets: connection limit, keepalive and the deadline of the HTTP/2 preface. Resources and streams
+//! It owns the sockets: connection limit, TLS handshakes, keepalive and the deadline of the HTTP/2 preface. Resources and streams
 //! belong to the [`SnapshotCache`].
 
 use std::future::Future;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
@@ -23,6 +23,8 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use crate::ClientLimits;
 use crate::snapshot_cache::{FaultModes, SnapshotCache};
+#[cfg(feature = "tls")]
+use crate::tls::{ServerTls, TlsHandshakes};
 
 /// Interval and timeout of HTTP/2 keepalive. A connection without a live peer is closed after both.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
@@ -30,6 +32,10 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from
 /// Maximum time from the start of a connection to the end of the HTTP/2 preface. Keepalive begins after the preface.
 /// Without this timeout, a connection that sends nothing would be held for ever.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Maximum time of a TLS handshake. It counts before the timeout of the preface.
+#[cfg(feature = "tls")]
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Length of the HTTP/2 preface (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -56,6 +62,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// ```
 pub struct ControlPlane {
     cache: SnapshotCache,
+    /// Credentials of clients, as in `channel_creds` of a bootstrap.
+    channel_creds: Value,
     address: SocketAddr,
     /// `server_uri` of bootstraps, if it is not the address.
     advertised: Option<String>,
@@ -68,6 +76,8 @@ pub struct ControlPlaneBuilder {
     address: SocketAddr,
     advertised: Option<String>,
     cache: SnapshotCache,
+    #[cfg(feature = "tls")]
+    tls: Option<ServerTls>,
 }
 
 impl ControlPlaneBuilder {
@@ -109,6 +119,16 @@ impl ControlPlaneBuilder {
         self
     }
 
+    /// Serves TLS only; plaintext unless set. The files are read again while it serves: a new version applies to
+    /// connections from then on.
+    #[cfg(feature = "tls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+    #[must_use]
+    pub fn tls(mut self, tls: ServerTls) -> ControlPlaneBuilder {
+        self.tls = Some(tls);
+        self
+    }
+
     /// Sets the cache to serve; an empty one unless set. The cache outlives the server.
     #[must_use]
     pub fn cache(mut self, cache: SnapshotCache) -> ControlPlaneBuilder {
@@ -123,7 +143,14 @@ impl ControlPlaneBuilder {
         let (alive, shutdown) = watch::channel(());
         let (sockets, incoming) = mpsc::channel(16);
         let limits = self.cache.client_limits();
-        tokio::spawn(accept(listener, limits.connections, shutdown, sockets));
+        #[cfg(feature = "tls")]
+        let (channel_creds, security) = match self.tls {
+            Some(tls) => (tls.channel_creds(), PortSecurity::Tls(tls.serve(shutdown.clone()))),
+            None => (insecure_creds(), PortSecurity::Plaintext),
+        };
+        #[cfg(not(feature = "tls"))]
+        let (channel_creds, security) = (insecure_creds(), PortSecurity::Plaintext);
+        tokio::spawn(accept(listener, security, limits.connections, shutdown, sockets));
         let service = self.cache.service();
         let server = Server::builder()
             .max_concurrent_streams(limits.streams_per_connection)
@@ -135,7 +162,13 @@ impl ControlPlaneBuilder {
                 tracing::error!(%address, %error, "control plane server stopped");
             }
         });
-        Ok(ControlPlane { cache: self.cache, address, advertised: self.advertised, _alive: alive })
+        Ok(ControlPlane {
+            cache: self.cache,
+            channel_creds,
+            address,
+            advertised: self.advertised,
+            _alive: alive,
+        })
     }
 }
 
@@ -146,6 +179,8 @@ impl ControlPlane {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             advertised: None,
             cache: SnapshotCache::new(),
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 
@@ -168,7 +203,7 @@ impl ControlPlane {
         let bootstrap = json!({
             "xds_servers": [{
                 "server_uri": server_uri,
-                "channel_creds": [{ "type": "insecure" }],
+                "channel_creds": [self.channel_creds],
                 "server_features": ["xds_v3"],
             }],
             // grpc-js rejects a node without a locality.
@@ -186,6 +221,11 @@ impl Deref for ControlPlane {
     }
 }
 
+/// Credentials of clients without TLS.
+fn insecure_creds() -> Value {
+    json!({ "type": "insecure" })
+}
+
 /// Returns an address under which this machine reaches a listener.
 fn local_address(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
@@ -200,6 +240,7 @@ fn local_address(mut address: SocketAddr) -> SocketAddr {
 /// Accepts connections until the control plane is dropped. A failed accept affects one client only.
 async fn accept(
     listener: TcpListener,
+    security: PortSecurity,
     maximum: usize,
     mut shutdown: watch::Receiver<()>,
     sockets: mpsc::Sender<io::Result<ControlPlaneSocket>>,
@@ -220,15 +261,9 @@ async fn accept(
                 };
                 // A failure only costs latency.
                 let _ = stream.set_nodelay(true);
-                let mut shutdown = shutdown.clone();
-                let ended = Box::pin(async move {
-                    let _ = shutdown.changed().await;
-                });
-                let preface = Some((Box::pin(sleep(PREFACE_TIMEOUT)), PREFACE_BYTES));
-                if sockets.send(Ok(ControlPlaneSocket { stream, ended, preface, _slot: slot })).await.is_err()
-                {
-                    return;
-                }
+                // A task of its own: a slow handshake must not delay other clients.
+                let connection = security.clone().connect(stream, slot, shutdown.clone(), sockets.clone());
+                tokio::spawn(connection);
             }
             Err(error) => {
                 tracing::warn!(%error, "control plane server failed to accept a connection");
@@ -238,9 +273,67 @@ async fn accept(
     }
 }
 
+/// Security of the port.
+#[derive(Clone)]
+enum PortSecurity {
+    Plaintext,
+    #[cfg(feature = "tls")]
+    Tls(TlsHandshakes),
+}
+
+impl PortSecurity {
+    /// Performs the handshake of a connection, and passes it to the server. The slot counts it from the start.
+    async fn connect(
+        self,
+        stream: TcpStream,
+        slot: OwnedSemaphorePermit,
+        shutdown: watch::Receiver<()>,
+        sockets: mpsc::Sender<io::Result<ControlPlaneSocket>>,
+    ) {
+        let info = stream.connect_info();
+        let stream: Box<dyn SocketStream> = match self {
+            PortSecurity::Plaintext => Box::new(stream),
+            #[cfg(feature = "tls")]
+            PortSecurity::Tls(handshakes) => {
+                let mut shutdown = shutdown.clone();
+                let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshakes.accept(stream));
+                let accepted = tokio::select! {
+                    accepted = handshake => accepted,
+                    _ = shutdown.changed() => return,
+                };
+                let peer = info.remote_addr();
+                match accepted {
+                    Ok(Ok(stream)) => Box::new(stream),
+                    Ok(Err(error)) => {
+                        tracing::debug!(?peer, %error, "TLS handshake failed");
+                        return;
+                    }
+                    Err(_) => {
+                        tracing::debug!(?peer, "TLS handshake timed out");
+                        return;
+                    }
+                }
+            }
+        };
+        let mut shutdown = shutdown;
+        let ended = Box::pin(async move {
+            let _ = shutdown.changed().await;
+        });
+        let preface = Some((Box::pin(sleep(PREFACE_TIMEOUT)), PREFACE_BYTES));
+        // Fails only if the control plane has ended.
+        let _ = sockets.send(Ok(ControlPlaneSocket { stream, info, ended, preface, _slot: slot })).await;
+    }
+}
+
+/// Byte stream of a connection: TCP, or TLS over it.
+trait SocketStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> SocketStream for S {}
+
 /// Connection that closes with the control plane, whatever its client does.
 struct ControlPlaneSocket {
-    stream: TcpStream,
+    stream: Box<dyn SocketStream>,
+    info: TcpConnectInfo,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// Deadline of the HTTP/2 preface, and the number of its bytes that are missing. `None` once it is complete.
     preface: Option<(Pin<Box<Sleep>>, usize)>,
@@ -251,7 +344,7 @@ impl Connected for ControlPlaneSocket {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+        self.info.clone()
     }
 }
 
