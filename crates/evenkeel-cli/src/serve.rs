@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use evenkeel_control::{
-    ClientEvent, ClientEventKind, ControlPlane, Mesh, MeshErrors, MeshFileChange, POLL_INTERVAL,
+    ClientEvent, ClientEventKind, ControlPlane, Mesh, MeshErrors, MeshFileChange, POLL_INTERVAL, ServerTls,
+    ServerTlsError,
 };
 use evenkeel_xds::resource::ResourceType;
 use serde_json::{Value, json};
@@ -24,8 +25,8 @@ use crate::validate::mesh_summary;
 /// Serve a mesh file to xDS clients.
 ///
 /// Any xDS client may connect: gRPC of any language, or Envoy for clusters and endpoints. A valid edit of the file is
-/// served at once. An invalid edit is reported and not served. By default only this machine can connect. There is no
-/// encryption: with another address in --listen, every process that reaches it can read the mesh.
+/// served at once. An invalid edit is reported and not served. By default only this machine can connect, in plaintext. For
+/// other machines, set --listen, --advertise, and --tls-cert with --tls-key. With --client-ca, clients need a certificate.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
@@ -37,6 +38,18 @@ pub(crate) struct ServeArgs {
     /// Address in the printed bootstrap, if clients do not reach the one in --listen.
     #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
     advertise: Option<String>,
+    /// Certificate chain of the port, in PEM. Rotated files apply without a restart.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, in PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// CA certificates, in PEM. Clients must present a certificate that one of them issued (mTLS).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    client_ca: Option<PathBuf>,
+    /// Path of the CA file on clients, for the printed bootstrap. Without it, clients use the CAs of their system.
+    #[arg(long, value_name = "PATH", requires = "tls_cert")]
+    bootstrap_ca: Option<String>,
     /// Node id in the printed bootstrap.
     #[arg(long, value_name = "ID", default_value = "evenkeel")]
     node: String,
@@ -53,9 +66,10 @@ Examples:
   evenkeel serve mesh.yaml
   evenkeel serve mesh.yaml --bootstrap-file bootstrap.json
   evenkeel serve mesh.yaml --listen 0.0.0.0:18000 --advertise mesh.example:18000
+  evenkeel serve mesh.yaml --tls-cert tls.crt --tls-key tls.key --client-ca clients.crt
   evenkeel serve mesh.yaml --json | jq 'select(.event == \"rejected\")'
 
-Exit codes: 0 ended by a signal, 2 the mesh or the arguments are invalid";
+Exit codes: 0 ended by a signal, 2 the mesh, a certificate or the arguments are invalid";
 
 pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
     // Register the handlers before any output: a reader of that output may send a signal at once.
@@ -63,6 +77,13 @@ pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<Cl
     let mut builder = ControlPlane::builder().listen(args.listen);
     if let Some(advertise) = &args.advertise {
         builder = builder.advertise(advertise);
+    }
+    let (reload, mut reloads) = mpsc::unbounded_channel();
+    if let Some(tls) = tls(&args)? {
+        builder = builder.tls(tls.on_reload(move |result| {
+            // The receiver is gone when the command ends.
+            let _ = reload.send(result.map_err(ToString::to_string));
+        }));
     }
     let control = builder.serve().await.map_err(|error| {
         CliError::usage(format!("{}: cannot listen: {error}; set another one with --listen", args.listen))
@@ -86,11 +107,26 @@ pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<Cl
                 Err(RecvError::Closed) => break,
             },
             Some(line) = edited.recv() => log.file(&line)?,
+            Some(result) = reloads.recv() => log.certificates(&result)?,
             () = signals.wait() => break,
         }
     }
     log.end()?;
     Ok(CliExit::Success)
+}
+
+/// Reads the TLS files of the arguments, if there are any.
+fn tls(args: &ServeArgs) -> Result<Option<ServerTls>, CliError> {
+    let Some((certificate, key)) = args.tls_cert.as_ref().zip(args.tls_key.as_ref()) else { return Ok(None) };
+    let usage = |error: ServerTlsError| CliError::usage(error.to_string());
+    let mut tls = ServerTls::load(certificate, key).map_err(usage)?;
+    if let Some(file) = &args.client_ca {
+        tls = tls.client_ca(file).map_err(usage)?;
+    }
+    if let Some(path) = &args.bootstrap_ca {
+        tls = tls.bootstrap_ca(path);
+    }
+    Ok(Some(tls))
 }
 
 /// Change of the mesh file, as it is printed.
@@ -162,23 +198,56 @@ impl ServeLog<'_> {
                 quoted(&ui::json_escaped(&bootstrap.to_string()))
             ),
         };
-        let warning = if address.ip().is_loopback() {
-            String::new()
-        } else {
-            let mut text =
-                "Any client that reaches this address can read the mesh; nothing is encrypted.".to_owned();
-            if address.ip().is_unspecified() && self.args.advertise.is_none() {
-                text += "\nThe bootstrap has the loopback address; set --advertise for clients on other machines.";
-            }
-            format!("{}\n", self.terminal.paint(TextStyle::Warn, text))
-        };
+        let warnings = self.warnings(address);
         self.terminal.print(format_args!(
-            "{}\n{warning}Targets: {}\n\nFor clients:\n  {export}\n\n{}\n",
+            "{}\n{warnings}Targets: {}\n\nFor clients:\n  {export}\n\n{}\n",
             self.terminal.paint(TextStyle::Title, title),
             ui::safe(&targets.join(", ")),
             self.terminal
                 .paint(TextStyle::Faint, "Edits of the file are served as they are saved. Ctrl-C ends it."),
         ))
+    }
+
+    /// Returns the lines that warn about the address and its security.
+    fn warnings(&self, address: SocketAddr) -> String {
+        let args = self.args;
+        let mut lines = Vec::new();
+        if !address.ip().is_loopback() {
+            match (&args.tls_cert, &args.client_ca) {
+                (None, _) => lines
+                    .push("Any client that reaches this address can read the mesh; nothing is encrypted."),
+                (Some(_), None) => lines.push(
+                    "Any client that reaches this address can read the mesh; --client-ca requires certificates.",
+                ),
+                (Some(_), Some(_)) => {}
+            }
+            if address.ip().is_unspecified() && args.advertise.is_none() {
+                lines.push(
+                    "The bootstrap has the loopback address; set --advertise for clients on other machines.",
+                );
+            }
+        }
+        if args.client_ca.is_some() {
+            lines.push(
+                "Clients must add certificate_file and private_key_file to the config of channel_creds.",
+            );
+        }
+        lines.iter().fold(String::new(), |text, line| {
+            text + &self.terminal.paint(TextStyle::Warn, line).to_string() + "\n"
+        })
+    }
+
+    /// Prints the result of a reload of the TLS files.
+    fn certificates(&self, result: &Result<(), String>) -> Result<(), CliError> {
+        match result {
+            Ok(()) if self.args.json => self.json(json!({ "event": "certificates_reloaded" })),
+            Ok(()) => self.line(self.terminal.paint(TextStyle::Good, "TLS certificates read again")),
+            Err(error) if self.args.json => self.json(json!({ "event": "bad_certificates", "error": error })),
+            Err(error) => {
+                self.line(self.terminal.paint(TextStyle::Bad, ui::safe(error)))?;
+                self.line("the previous TLS certificates stay in use")
+            }
+        }
     }
 
     fn event(&self, event: &ClientEvent) -> Result<(), CliError> {

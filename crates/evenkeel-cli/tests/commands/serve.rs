@@ -7,6 +7,7 @@ use std::process::Stdio;
 use evenkeel::{Bootstrap, Channel, XdsClient};
 use serde_json::Value;
 use testkit::net::Backend;
+use testkit::net::certs::Ca;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 
@@ -237,6 +238,65 @@ fn the_bootstrap_has_the_advertised_address() {
         let expected = "expected HOST:PORT without a scheme, such as mesh.example:18000";
         assert!(outcome.stderr.contains(expected), "{}", outcome.stderr);
     }
+}
+
+/// The printed bootstrap has TLS and the CA of the server, and a client needs nothing else. Rotated files are reported, and
+/// apply to the next client.
+// The client must run while the test blocks on lines.
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_files_are_served_and_rotated() {
+    let folder = TempFolder::new();
+    let backend = Backend::start().await;
+    let mesh = folder.file("mesh.yaml", &mesh(&[&backend]));
+    let write = |ca: &Ca| {
+        let cert = ca.issue(&["127.0.0.1"]);
+        [("ca.crt", &ca.pem()), ("tls.crt", &cert.pem), ("tls.key", &cert.key_pem)]
+            .map(|(name, text)| folder.file(name, text))
+    };
+    let [ca, certificate, key] = write(&Ca::new("first"));
+    let mut args = vec!["serve", &mesh, "--listen", "127.0.0.1:0", "--tls-cert", &certificate];
+    let missing = evenkeel(&args).ends_with(2);
+    assert!(missing.stderr.contains("--tls-key"), "{}", missing.stderr);
+    let exchanged = evenkeel(args.iter().chain(&["--tls-key", &ca])).ends_with(2);
+    assert!(
+        exchanged.stderr.contains(&format!("key file {ca:?}: has no private key")),
+        "{}",
+        exchanged.stderr
+    );
+
+    args.extend(["--tls-key", &key, "--bootstrap-ca", &ca]);
+    let mut serve = RunningCommand::start(&args);
+    let bootstrap = unquoted(&serve.line_with("export"));
+    call_until(&channel(&bootstrap), &backend).await;
+
+    folder.file("tls.key", "no key");
+    serve.line_with("tls.key\": has no private key (PKCS#8, PKCS#1 or SEC1, and not encrypted)");
+    serve.line_with("the previous TLS certificates stay in use");
+    write(&Ca::new("second"));
+    serve.line_with("TLS certificates read again");
+    call_until(&channel(&bootstrap), &backend).await;
+}
+
+/// Each way to listen on all addresses has the warning that fits it.
+#[test]
+fn warnings_name_the_missing_security() {
+    let folder = TempFolder::new();
+    let mesh = folder.file("mesh.yaml", "services: {a: {}}\nclusters: {a: {endpoints: [10.0.0.1:1]}}\n");
+    let ca = Ca::new("mesh");
+    let cert = ca.issue(&["127.0.0.1"]);
+    let [ca, certificate, key] = [("ca.crt", &ca.pem()), ("tls.crt", &cert.pem), ("tls.key", &cert.key_pem)]
+        .map(|(name, text)| folder.file(name, text));
+    let mut args = vec!["serve", &mesh, "--listen", "0.0.0.0:0", "--advertise", "mesh.example:1"];
+    args.extend(["--tls-cert", &certificate, "--tls-key", &key]);
+    let mut serve = RunningCommand::start(&args);
+    serve.line_with(
+        "Any client that reaches this address can read the mesh; --client-ca requires certificates.",
+    );
+    args.extend(["--client-ca", &ca]);
+    let mut serve = RunningCommand::start(&args);
+    serve.line_with("Clients must add certificate_file and private_key_file to the config of channel_creds.");
+    serve.line_with("export");
+    assert!(!serve.lines().any(|line| line.contains("Any client")));
 }
 
 /// A closed pipe ends the command.
