@@ -36,6 +36,9 @@ pub(crate) struct HostResolver {
     addresses: BTreeMap<String, Vec<IpAddr>>,
     /// Names whose last lookup failed.
     failing: BTreeSet<String>,
+    /// Number of the last round in which a lookup of the name ended.
+    ended_in: BTreeMap<String, u64>,
+    round: u64,
     /// Time of the next lookup of all names; `None` without names.
     next_refresh: Option<Instant>,
 }
@@ -63,6 +66,8 @@ impl HostResolver {
             slots: Arc::new(Semaphore::new(MAX_LOOKUPS)),
             addresses: BTreeMap::new(),
             failing: BTreeSet::new(),
+            ended_in: BTreeMap::new(),
+            round: 0,
             next_refresh: None,
         }
     }
@@ -81,6 +86,7 @@ impl HostResolver {
     pub(crate) async fn set_names(&mut self, names: BTreeSet<String>, now: Instant) -> HostChanges {
         self.addresses.retain(|name, _| names.contains(name));
         self.failing.retain(|name| names.contains(name));
+        self.ended_in.retain(|name, _| names.contains(name));
         let unknown = names.iter().filter(|name| !self.addresses.contains_key(*name)).cloned().collect();
         let changes = self.update(unknown).await;
         self.schedule(!names.is_empty(), now);
@@ -102,7 +108,16 @@ impl HostResolver {
 
     async fn update(&mut self, names: BTreeSet<String>) -> HostChanges {
         let mut changes = HostChanges::default();
-        for (name, result) in self.look_up(names).await {
+        let results = self.look_up(self.ordered(names)).await;
+        self.round = self.round.saturating_add(1);
+        for (name, result) in results {
+            let result = match result {
+                Some(result) => {
+                    self.ended_in.insert(name.clone(), self.round);
+                    result
+                }
+                None => Err(format!("no response within {} s", LOOKUP_TIMEOUT.as_secs())),
+            };
             match result {
                 Ok(mut addresses) => {
                     // Lookups return them in any order.
@@ -122,10 +137,17 @@ impl HostResolver {
         changes
     }
 
-    /// Looks up names concurrently, up to the timeout. Each name has a result.
-    async fn look_up(&self, names: BTreeSet<String>) -> BTreeMap<String, Result<Vec<IpAddr>, String>> {
-        let late = || Err(format!("no response within {} s", LOOKUP_TIMEOUT.as_secs()));
-        let mut results: BTreeMap<_, _> = names.iter().map(|name| (name.clone(), late())).collect();
+    /// Returns the names in the order of their lookups: first those that waited longest. Otherwise slow lookups could keep
+    /// the same names from their turn in every round.
+    fn ordered(&self, names: BTreeSet<String>) -> Vec<String> {
+        let mut ordered: Vec<_> = names.into_iter().collect();
+        ordered.sort_by_key(|name| self.ended_in.get(name).copied().unwrap_or_default());
+        ordered
+    }
+
+    /// Looks up names concurrently. A name without a result until the timeout has `None`.
+    async fn look_up(&self, names: Vec<String>) -> BTreeMap<String, Option<Result<Vec<IpAddr>, String>>> {
+        let mut results: BTreeMap<_, _> = names.iter().map(|name| (name.clone(), None)).collect();
         let mut lookups = JoinSet::new();
         for name in names {
             let (lookup, slots) = (Arc::clone(&self.lookup), Arc::clone(&self.slots));
@@ -146,12 +168,35 @@ impl HostResolver {
         let all = async {
             while let Some(done) = lookups.join_next().await {
                 if let Ok(Some((name, result))) = done {
-                    results.insert(name, result);
+                    results.insert(name, Some(result));
                 }
             }
         };
-        // After the timeout, the names that are missing keep their error.
+        // After the timeout, the others have no result.
         let _ = tokio::time::timeout(LOOKUP_TIMEOUT, all).await;
         results
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(of: &[&str]) -> BTreeSet<String> {
+        of.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// With more names than a slow server can resolve in a round, each has its turn.
+    #[tokio::test]
+    async fn names_that_waited_longest_come_first() {
+        let mut resolver = HostResolver::new(Arc::new(|_: &str| Ok(vec![[10, 0, 0, 1].into()])));
+        let now = Instant::now();
+        let changes = resolver.set_names(names(&["a", "c"]), now).await;
+        assert_eq!(changes, HostChanges { is_resolved: true, failures: BTreeMap::new() });
+        resolver.refresh(names(&["a"]), now).await;
+        assert_eq!(resolver.ordered(names(&["a", "b", "c"])), ["b", "c", "a"]);
+        assert_eq!(resolver.next_refresh(), Some(now + REFRESH_INTERVAL));
+        resolver.set_names(BTreeSet::new(), now).await;
+        assert_eq!((resolver.next_refresh(), resolver.addresses("a")), (None, Vec::new()));
     }
 }
