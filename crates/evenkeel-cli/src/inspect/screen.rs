@@ -93,42 +93,18 @@ fn frame(page: &str, head: &str, foot: &str, size: TerminalSize) -> String {
     let lines: Vec<_> = page.lines().collect();
     let mut out = HOME.to_owned();
     for line in lines.iter().take(room) {
-        out.extend([&*cut(line, size.columns), CLEAR_LINE, "\r\n"]);
+        out.extend([&*ui::cut(line, size.columns), CLEAR_LINE, "\r\n"]);
     }
     let hidden = lines.len().saturating_sub(room);
     let more = if hidden > 0 { format!("  {hidden} more lines") } else { String::new() };
     out.push_str(CLEAR_REST);
-    out.push_str(&cut(&format!("{head}  {foot}{more}"), size.columns));
+    out.push_str(&ui::cut(&format!("{head}  {foot}{more}"), size.columns));
     out
-}
-
-/// Truncates a line at the width of the screen. Escape codes take no columns and are all kept, so every style
-/// is reset.
-fn cut(line: &str, columns: usize) -> String {
-    let mut kept = String::with_capacity(line.len());
-    let (mut column, mut is_code) = (0, false);
-    for c in line.chars() {
-        is_code |= c == '\x1b';
-        if is_code {
-            kept.push(c);
-            is_code = c != 'm';
-        } else if column < columns {
-            kept.push(c);
-            column += 1;
-        }
-    }
-    kept
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_are_cut_but_not_their_colours() {
-        assert_eq!(cut("abcdef", 3), "abc");
-        assert_eq!(cut("a\x1b[31mbcd\x1b[0me", 2), "a\x1b[31mb\x1b[0m");
-    }
 
     #[test]
     fn pages_that_are_too_long_say_so() {
