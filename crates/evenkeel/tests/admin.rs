@@ -513,3 +513,100 @@ async fn large_requests_are_refused() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{answer}");
     }
 }
+
+/// Headers that keep other origins and browsers from using a response otherwise than as the page does.
+const HARDENING: [&str; 5] = [
+    "content-security-policy",
+    "x-content-type-options",
+    "referrer-policy",
+    "cache-control",
+    "cross-origin-resource-policy",
+];
+
+/// Sends a request without a body and returns the response, head included, as text.
+async fn exchange(address: &str, method: &str, path: &str, host: &str, length: u64) -> String {
+    use tokio::io::AsyncWriteExt;
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.expect("an open connection");
+    stream.shutdown().await.expect("an open connection");
+    let response = read_to_end(stream).await.to_lowercase();
+    for name in HARDENING {
+        assert!(response.contains(&format!("\r\n{name}: ")), "{method} {path}: no {name} in {response}");
+    }
+    response
+}
+
+/// Responses to probes and to rejected requests have the headers of all others.
+#[tokio::test]
+async fn every_response_is_hardened() {
+    let admin = AdminServer::builder().start().await.expect("an admin server");
+    let address = admin.address().to_string();
+    let is = |response: &str, status: &str, body: &str| {
+        assert!(response.starts_with(&format!("http/1.1 {status}")), "{response}");
+        assert!(response.ends_with(&format!("\r\n\r\n{body}")), "{response}");
+    };
+    is(&exchange(&address, "GET", "/healthz", &address, 0).await, "200", "ok\n");
+    is(&exchange(&address, "HEAD", "/healthz", &address, 0).await, "200", "");
+    is(&exchange(&address, "POST", "/healthz", &address, 0).await, "405", "");
+    is(&exchange(&address, "GET", "/nothing", &address, 0).await, "404", "");
+    let text = "unknown host \"evil.example\": use an address or localhost, or allow the name in the builder of the admin server\n";
+    is(&exchange(&address, "GET", "/healthz", "evil.example", 0).await, "403", text);
+    let text = "a request has at most 1048576 bytes\n";
+    is(&exchange(&address, "GET", "/healthz", &address, (1 << 20) + 1).await, "413", text);
+}
+
+/// A channel fails readiness while its calls wait for a config, and while its only endpoint is unreachable. The process
+/// stays healthy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readiness_follows_the_channels() {
+    let (backend, control) = (Backend::start().await, ControlPlane::start().await);
+    let watch = AdminWatch::start("probed", Duration::from_millis(20)).await;
+    let admin = AdminServer::builder().watch(watch.clone()).start().await.expect("an admin server");
+    let address = admin.address().to_string();
+    let bootstrap = Bootstrap::from_json(&control.bootstrap("probed")).expect("a bootstrap");
+    let channel = Channel::builder("xds:///probed")
+        .xds_client(XdsClient::builder(bootstrap).build())
+        .idle_timeout(None)
+        .build()
+        .expect("a channel");
+    // Other tests of the binary have channels in the same process, so only the lines of this one count.
+    let until_line = async |expected: Option<&str>| {
+        let mut samples = watch.clone();
+        let polls = async {
+            loop {
+                let (status, headers, body) = get(&address, "/ready", &[("host", &address)]).await;
+                assert_eq!(headers["content-type"], "text/plain; charset=utf-8");
+                let body = String::from_utf8(body).expect("UTF-8");
+                assert_eq!(status, if body == "ok\n" { 200 } else { 503 }, "{body}");
+                let line = body.lines().find_map(|line| line.strip_prefix("channel \"xds:///probed\": "));
+                // The reason follows.
+                let is_expected = match (line, expected) {
+                    (Some(line), Some(expected)) => line.starts_with(expected),
+                    (line, expected) => line == expected,
+                };
+                if is_expected {
+                    return;
+                }
+                samples.changed().await;
+            }
+        };
+        let done = tokio::time::timeout(Duration::from_secs(30), polls).await;
+        done.unwrap_or_else(|_| panic!("no line {expected:?}"));
+    };
+    until_line(None).await;
+    // The control plane has no resources. The call waits for its first config.
+    let mut client = EchoClient::new(channel.clone());
+    let call = tokio::spawn(async move { client.unary(EchoRequest::default()).await });
+    until_line(Some("no config yet, 1 call waits: waiting for ")).await;
+    assert_eq!(get(&address, "/healthz", &[("host", &address)]).await.0, 200);
+    control.serve("probed", "probed", &[backend.address()]);
+    call.await.expect("the call ends").expect("a response");
+    until_line(None).await;
+    backend.kill();
+    until_line(Some("TRANSIENT_FAILURE")).await;
+    backend.restart().await;
+    until_line(None).await;
+}

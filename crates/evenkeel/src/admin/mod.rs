@@ -19,6 +19,8 @@
 //! | `/api/events` | each new [`AdminState`], as server-sent events |
 //! | `/api/history` | a list of [`ChannelHistory`], one for each channel, as JSON |
 //! | `/api/resources` | every resource of the xDS clients: the response of CSDS, in protobuf's JSON mapping |
+//! | `/healthz` | `ok` while the process serves |
+//! | `/ready` | `ok`, or 503 with one line for each channel that is in TRANSIENT_FAILURE or has calls and no config |
 //! | gRPC `ClientStatusDiscoveryService` | status of the xDS clients, as by [`Csds`](crate::csds::Csds) |
 //!
 //! The server has limits: 64 connections, 64 event streams, 30 s for a request head and for a peer that does
@@ -29,6 +31,7 @@
 //! Calls are counted from the first start on. Counting reads the clock twice per call; without a start, no
 //! clock is read.
 
+mod health;
 mod listener;
 mod look;
 mod page;

@@ -27,6 +27,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::LatestState;
+use super::health::unready_channels;
 use super::listener::{ActiveRequest, RequestGauge};
 use super::page::{FILES, POLICY};
 use crate::resolver::xds::csds::Csds;
@@ -35,6 +36,7 @@ use crate::resolver::xds::csds::Csds;
 pub(super) type AllowedHosts = Arc<[String]>;
 
 const JSON: &str = "application/json";
+const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Response header that keeps other origins from embedding responses as images or scripts.
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
@@ -66,14 +68,16 @@ pub(super) fn router(router_state: RouterState, names: AllowedHosts) -> Router {
         .route("/api/history", get(history))
         .route("/api/events", get(events))
         .route("/api/resources", get(resources))
+        .route("/healthz", get(async || typed(TEXT, "ok\n")))
+        .route("/ready", get(ready))
         .with_state(router_state)
         .route(
             "/envoy.service.status.v3.ClientStatusDiscoveryService/{method}",
             on_service(MethodFilter::POST, Csds::new()),
         )
-        // The last layer is the outermost: a request is counted first, then checked.
-        .layer(middleware::map_response(harden))
+        // The last layer is the outermost: a request is counted first, then checked. Rejections are hardened too.
         .layer(middleware::from_fn_with_state(names, reject_foreign_requests))
+        .layer(middleware::map_response(harden))
         .layer(middleware::from_fn(count_request))
 }
 
@@ -98,6 +102,16 @@ async fn resources() -> Response {
         }
         Err(status) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{}\n", status.message())).into_response(),
     }
+}
+
+/// Responds with 200 if every channel can serve calls, else with 503 and one line per channel that cannot.
+async fn ready(Extracted(router_state): Extracted<RouterState>) -> Response {
+    let seen = router_state.latest.borrow().seen.clone();
+    let unready = unready_channels(&seen);
+    if unready.is_empty() {
+        return typed(TEXT, "ok\n");
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, typed(TEXT, unready)).into_response()
 }
 
 /// Streams every state, starting with the current one. A slow reader skips states and gets the latest.
