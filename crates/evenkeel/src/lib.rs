@@ -41,6 +41,7 @@
 //! | `otel` | OpenTelemetry metrics with gRPC's names |
 //! | `h2` | the crate `h2` as an alternative HTTP/2 implementation: [`Http2Implementation`] |
 //! | `admin` | a server with a live status page of the process, its data as JSON, and CSDS |
+//! | `prometheus` | `/metrics` on the admin port: the metrics of `otel` in the text format of Prometheus |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -76,6 +77,8 @@ pub use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError, TargetError};
 pub use evenkeel_xds::lb::LbPolicyConverters;
 pub use resolver::service_config::ServiceConfigError;
 pub use resolver::xds::{XdsClient, XdsClientBuilder, XdsError, csds};
+#[cfg(feature = "prometheus")]
+pub use telemetry::metrics::PrometheusMetrics;
 #[cfg(feature = "otel")]
 pub use telemetry::metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
 pub use transport::http2::Http2Implementation;

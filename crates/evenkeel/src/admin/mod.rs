@@ -21,11 +21,12 @@
 //! | `/api/resources` | every resource of the xDS clients: the response of CSDS, in protobuf's JSON mapping |
 //! | `/healthz` | `ok` while the process serves |
 //! | `/ready` | `ok`, or 503 with one line for each channel that is in TRANSIENT_FAILURE or has calls and no config |
+//! | `/metrics` | metrics in the text format of Prometheus (feature `prometheus`) |
 //! | gRPC `ClientStatusDiscoveryService` | status of the xDS clients, as by [`Csds`](crate::csds::Csds) |
 //!
-//! The server has limits: 64 connections, 64 event streams, 30 s for a request head and for a peer that does
-//! not read, 1 MiB for the `content-length` of a request. Responses are withheld from pages of other origins
-//! (`Cross-Origin-Resource-Policy`), and requests of such pages are rejected (`Host`, `Origin`,
+//! The server has limits: 64 connections, 64 event streams, 4 concurrent scrapes, 30 s for a request head and
+//! for a peer that does not read, 1 MiB for the `content-length` of a request. Responses are withheld from pages
+//! of other origins (`Cross-Origin-Resource-Policy`), and requests of such pages are rejected (`Host`, `Origin`,
 //! `Sec-Fetch-Site`).
 //!
 //! Calls are counted from the first start on. Counting reads the clock twice per call; without a start, no
@@ -35,6 +36,8 @@ mod health;
 mod listener;
 mod look;
 mod page;
+#[cfg(feature = "prometheus")]
+mod scrape;
 mod server;
 mod state;
 mod uneven;
@@ -138,6 +141,8 @@ impl AdminServer {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             watch: None,
             names: Vec::new(),
+            #[cfg(feature = "prometheus")]
+            prometheus: None,
         }
     }
 
@@ -159,6 +164,8 @@ pub struct AdminServerBuilder {
     listen: SocketAddr,
     watch: Option<AdminWatch>,
     names: Vec<String>,
+    #[cfg(feature = "prometheus")]
+    prometheus: Option<crate::PrometheusMetrics>,
 }
 
 impl AdminServerBuilder {
@@ -183,6 +190,13 @@ impl AdminServerBuilder {
         self
     }
 
+    /// Serves these metrics at `/metrics`.
+    #[cfg(feature = "prometheus")]
+    pub fn prometheus(mut self, metrics: &crate::PrometheusMetrics) -> AdminServerBuilder {
+        self.prometheus = Some(metrics.clone());
+        self
+    }
+
     /// Binds the address and starts the server.
     ///
     /// # Errors
@@ -204,7 +218,11 @@ impl AdminServerBuilder {
         let event_streams = Arc::new(Semaphore::new(server::MAX_EVENT_STREAMS));
         let router_state =
             server::RouterState { latest: watch.latest.clone(), ended: ended.clone(), event_streams };
-        let router = server::router(router_state, self.names.into());
+        #[cfg(feature = "prometheus")]
+        let metrics = scrape::routes(self.prometheus);
+        #[cfg(not(feature = "prometheus"))]
+        let metrics = axum::Router::new();
+        let router = server::router(router_state, metrics, self.names.into());
         let listener = listener::AdminListener::new(listener);
         let service = router.into_make_service_with_connect_info::<listener::RequestGauge>();
         let serve = axum::serve(listener, service).with_graceful_shutdown(async move {

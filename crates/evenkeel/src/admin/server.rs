@@ -60,7 +60,8 @@ pub(super) const MAX_EVENT_STREAMS: usize = 64;
 /// Maximum `content-length` of a request. Requests of the page have no body, and those of CSDS are small.
 const MAX_REQUEST_BYTES: u64 = 1 << 20;
 
-pub(super) fn router(router_state: RouterState, names: AllowedHosts) -> Router {
+/// Returns all routes: those of the page, and `metrics`.
+pub(super) fn router(router_state: RouterState, metrics: Router, names: AllowedHosts) -> Router {
     let page = FILES.iter().fold(Router::new(), |router, file| {
         router.route(file.path, get(async || typed(file.kind, file.body)))
     });
@@ -71,6 +72,7 @@ pub(super) fn router(router_state: RouterState, names: AllowedHosts) -> Router {
         .route("/healthz", get(async || typed(TEXT, "ok\n")))
         .route("/ready", get(ready))
         .with_state(router_state)
+        .merge(metrics)
         .route(
             "/envoy.service.status.v3.ClientStatusDiscoveryService/{method}",
             on_service(MethodFilter::POST, Csds::new()),

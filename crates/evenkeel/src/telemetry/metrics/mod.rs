@@ -22,6 +22,8 @@ mod otel;
 
 #[cfg(not(feature = "otel"))]
 pub(crate) use off::{AttemptMeter, CallMeter, ChannelMetrics, ConnectionMeter, XdsMeter};
+#[cfg(feature = "prometheus")]
+pub use otel::PrometheusMetrics;
 #[cfg(feature = "otel")]
 pub(crate) use otel::{AttemptMeter, CallMeter, ChannelMetrics, ConnectionMeter, XdsMeter};
 #[cfg(feature = "otel")]

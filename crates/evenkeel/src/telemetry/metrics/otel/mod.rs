@@ -8,6 +8,8 @@ mod catalogue;
 mod channel;
 mod framing;
 mod instruments;
+#[cfg(feature = "prometheus")]
+mod prometheus;
 mod xds;
 
 use std::collections::BTreeSet;
@@ -20,6 +22,8 @@ use opentelemetry::metrics::{Meter, MeterProvider};
 pub(crate) use call::{AttemptMeter, CallMeter};
 pub use catalogue::{Metric, MetricLabel};
 pub(crate) use channel::{ChannelMetrics, ConnectionMeter};
+#[cfg(feature = "prometheus")]
+pub use prometheus::PrometheusMetrics;
 pub(crate) use xds::XdsMeter;
 
 use instruments::{MetricSelection, OtelInstruments};

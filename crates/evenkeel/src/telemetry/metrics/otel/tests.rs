@@ -331,7 +331,7 @@ async fn each_metric_is_a_choice() {
 }
 
 /// Records every metric once.
-async fn feed(metrics: &ChannelMetrics) -> (super::XdsMeter, AdsClient) {
+pub(super) async fn feed(metrics: &ChannelMetrics) -> (super::XdsMeter, AdsClient) {
     busy_call(metrics).await;
     metrics.connect_failed(&at());
     drop(metrics.connected(at(), SecurityLevel::None));
