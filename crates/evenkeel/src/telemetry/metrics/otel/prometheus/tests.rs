@@ -6,6 +6,7 @@ use std::path::Path;
 
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::MeterProvider as _;
+use serde_json::Value;
 
 use super::*;
 use crate::telemetry::metrics::ChannelMetrics;
@@ -115,4 +116,166 @@ async fn the_documented_metrics_are_exported() {
         })
         .collect();
     assert_eq!(documented, exported().await);
+}
+
+/// Parts of a PromQL expression, without strings and ranges.
+fn tokens(query: &str) -> Vec<String> {
+    let mut tokens = Vec::<String>::new();
+    let mut characters = query.chars();
+    let mut is_word = false;
+    while let Some(character) = characters.next() {
+        let was_word = std::mem::replace(&mut is_word, false);
+        match character {
+            '"' => assert!(characters.any(|end| end == '"'), "{query}: an open string"),
+            '[' => assert!(characters.any(|end| end == ']'), "{query}: an open range"),
+            _ if character.is_whitespace() => {}
+            _ if character.is_ascii_alphanumeric() || "_:$.".contains(character) => {
+                is_word = true;
+                match tokens.last_mut().filter(|_| was_word) {
+                    Some(word) => word.push(character),
+                    None => tokens.push(character.into()),
+                }
+            }
+            _ => tokens.push(character.into()),
+        }
+    }
+    tokens
+}
+
+/// Metric name and labels that a PromQL expression uses.
+#[derive(Debug, Default, PartialEq)]
+struct QueryNames {
+    /// Labels in braces after each metric.
+    selectors: Vec<(String, BTreeSet<String>)>,
+    /// Labels that the result is grouped by or matched on.
+    grouping: BTreeSet<String>,
+}
+
+impl QueryNames {
+    fn parse(query: &str) -> QueryNames {
+        let mut names = QueryNames::default();
+        let tokens = tokens(query);
+        let until = |from: usize, end: &str| {
+            let length = tokens[from..].iter().position(|token| token == end);
+            from + length.unwrap_or_else(|| panic!("{query}: no {end}"))
+        };
+        let is_name =
+            |token: &str| token.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
+        let mut next = 0;
+        while let Some(token) = tokens.get(next) {
+            next += 1;
+            let following = tokens.get(next).map(String::as_str);
+            match (token.as_str(), following) {
+                ("by" | "without" | "on" | "ignoring" | "group_left" | "group_right", Some("(")) => {
+                    let end = until(next, ")");
+                    names.grouping.extend(tokens[next..end].iter().filter(|token| is_name(token)).cloned());
+                    next = end;
+                }
+                ("and" | "or" | "unless" | "bool", _) | (_, Some("(" | "by" | "without")) => {}
+                (metric, _) if is_name(metric) => {
+                    let mut labels = BTreeSet::new();
+                    if following == Some("{") {
+                        let end = until(next, "}");
+                        labels.extend(tokens[next..end].iter().filter(|token| is_name(token)).cloned());
+                        next = end;
+                    }
+                    names.selectors.push((metric.to_owned(), labels));
+                }
+                _ => {}
+            }
+        }
+        names
+    }
+
+    /// Panics if a metric or a label is not exported. `shown` are labels that a text shows, as `{{label}}`.
+    fn check(&self, query: &str, shown: &BTreeSet<String>, exported: &ExportedMetrics) {
+        assert!(!self.selectors.is_empty(), "{query}: no metric");
+        let is_grouped = query.contains(" by ");
+        for label in shown {
+            assert!(!is_grouped || self.grouping.contains(label), "{query}: the text shows {label}");
+        }
+        for (name, labels) in &self.selectors {
+            let suffix = ["_bucket", "_sum", "_count"].into_iter().find(|suffix| name.ends_with(suffix));
+            let family = suffix.and_then(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
+            let (kind, known) =
+                exported.get(family).unwrap_or_else(|| panic!("{query}: {name} is not exported"));
+            assert_eq!(kind == "histogram", suffix.is_some(), "{query}: {name} is a {kind}");
+            for label in labels.iter().chain(&self.grouping) {
+                let is_known = known.contains(label)
+                    // Prometheus adds these to every series of a target.
+                    || matches!(label.as_str(), "job" | "instance")
+                    || label == "le" && suffix == Some("_bucket");
+                assert!(is_known, "{query}: {name} has no label {label}");
+            }
+        }
+    }
+}
+
+/// Returns the labels that a text shows: `{{label}}` in a legend, `{{ $labels.label }}` in an alert.
+fn shown_labels(text: &str) -> BTreeSet<String> {
+    let inside = text.split("{{").skip(1).map(|rest| rest.split("}}").next().unwrap_or_default().trim());
+    let labels = inside.filter(|name| !name.starts_with("$value"));
+    labels.map(|name| name.strip_prefix("$labels.").unwrap_or(name).to_owned()).collect()
+}
+
+#[test]
+fn queries_are_parsed() {
+    let names = |list: &[&str]| -> BTreeSet<String> { list.iter().map(|name| (*name).to_owned()).collect() };
+    let query = r#"sum by (le, a) (rate(m_bucket{b=~"x|y", c!="{d}"}[$__rate_interval])) / scalar(n) > 0.05
+        unless on (e) (o == 1e3)"#;
+    let expected = QueryNames {
+        selectors: vec![
+            ("m_bucket".to_owned(), names(&["b", "c"])),
+            ("n".to_owned(), names(&[])),
+            ("o".to_owned(), names(&[])),
+        ],
+        grouping: names(&["a", "e", "le"]),
+    };
+    assert_eq!(QueryNames::parse(query), expected);
+    assert_eq!(shown_labels("{{a}} of {{ $labels.b }}, {{ $value | humanize }}"), names(&["a", "b"]));
+}
+
+/// Every metric and label in the dashboard is exported.
+#[tokio::test(start_paused = true)]
+async fn the_dashboard_uses_exported_metrics() {
+    let exported = exported().await;
+    let dashboard: Value = serde_json::from_str(&file("deploy/grafana/evenkeel.json")).expect("JSON");
+    let mut used = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().expect("panels") {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let query = target["expr"].as_str().expect("an expression");
+            let names = QueryNames::parse(query);
+            names.check(query, &shown_labels(target["legendFormat"].as_str().expect("a legend")), &exported);
+            used.extend(names.selectors.into_iter().map(|(name, _)| name));
+        }
+    }
+    assert!(used.len() > 15, "{used:?}");
+    let variables = dashboard["templating"]["list"].as_array().expect("variables");
+    for variable in variables.iter().filter(|variable| variable["type"] == "query") {
+        let query = variable["query"]["query"].as_str().expect("a query");
+        let values = query.strip_prefix("label_values(").and_then(|rest| rest.strip_suffix(')'));
+        let (selector, label) = values.and_then(|values| values.rsplit_once(", ")).expect("label_values");
+        let mut names = QueryNames::parse(selector);
+        names.grouping.insert(label.to_owned());
+        names.check(query, &BTreeSet::new(), &exported);
+    }
+}
+
+/// Every metric and label in the alerts is exported.
+#[tokio::test(start_paused = true)]
+async fn the_alerts_use_exported_metrics() {
+    let exported = exported().await;
+    let rules: Value = serde_saphyr::from_str(&file("deploy/prometheus/alerts.yaml")).expect("YAML");
+    let mut alerts = BTreeSet::new();
+    for rule in rules["groups"][0]["rules"].as_array().expect("rules") {
+        let query = rule["expr"].as_str().expect("an expression");
+        let texts = rule["annotations"].as_object().expect("annotations").values();
+        let shown = texts.flat_map(|text| shown_labels(text.as_str().expect("a text"))).collect();
+        QueryNames::parse(query).check(query, &shown, &exported);
+        assert!(rule["for"].is_string() && rule["labels"]["severity"].is_string(), "{rule}");
+        alerts.insert(rule["alert"].as_str().expect("a name").to_owned());
+    }
+    let expected =
+        ["ControlPlaneLost", "ErrorRatio", "NoReadyEndpoint", "ResourceMissing", "ResourceRejected"];
+    assert_eq!(alerts, expected.map(|name| format!("Evenkeel{name}")).into());
 }
