@@ -192,7 +192,7 @@ clusters:
             "4:24: services.b.timeouts: unknown key \"timeouts\"; did you mean timeout?",
             "9:5: clusters.broken.polcy: unknown key \"polcy\"; did you mean policy?",
             "10:13: clusters.broken.policy: unknown policy \"round_robbin\"; did you mean round_robin? (a custom policy with this name must be in a list)",
-            "11:63: clusters.broken.endpoints[1].address: expected IP:PORT (a host name can be the cluster's dns), found \"10.0.0.2:x\"",
+            "11:63: clusters.broken.endpoints[1].address: expected IP:PORT or HOST:PORT, found \"10.0.0.2:x\"",
             "12:9: clusters.text: expected a mapping with endpoints, dns, aggregate, policy, localities, drops, circuit_breaking, outlier_detection, lrs, found 3",
             "13:39: clusters.duplicate.endpoints[1]: the address 10.0.0.1:1 occurs twice, first in clusters.duplicate.endpoints[0]",
         ],
