@@ -124,7 +124,7 @@ fn versions_of_the_compatibility_page_are_required() {
         );
         checked += 1;
     }
-    assert_eq!(checked, 8);
+    assert_eq!(checked, 9);
 }
 
 /// Appends the Rust files below a folder, with strings of several lines joined.
